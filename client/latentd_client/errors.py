@@ -1,0 +1,59 @@
+"""The errors a caller can meet; the daemon raises the same `RequestRejected` to refuse a request.
+
+LatentdError                     everything below; `code` is stable, the text is for people
+  RequestRejected                the daemon refused: nothing changed, the connection is usable
+  ProtocolError                  a message that cannot be read or sent (client side)
+  ConnectionLost                 the daemon is gone or was restarted; the step may have run
+  DeadlineExceeded               no reply in time; the step may have run, repeat it safely
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CODES: Final = frozenset(
+    {
+        "invalid", "unsupported", "version", "too_large", "no_slot", "no_pages", "context_full",
+        "position_conflict", "epoch_gone", "lease_lost", "busy", "deadline", "cancelled", "denied",
+        "draining", "device_fault", "internal",
+    }
+)  # fmt: skip
+"""Codes a reply's status can carry besides "ok"."""
+
+
+class LatentdError(Exception):
+    """Base of all errors of latentd; `code` is one of CODES, "connection_lost" or "protocol"."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RequestRejected(LatentdError):
+    """The daemon refused a request; nothing changed. `detail` holds the reply's other fields
+    (for example `context_len` with position_conflict, `retry_after_s` with busy)."""
+
+    def __init__(self, code: str, message: str, **detail: object) -> None:
+        super().__init__(code, message)
+        self.detail = detail
+
+
+class ProtocolError(LatentdError):
+    """A message that breaks the wire format or the agreed limits; it was not sent or not used."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("protocol", message)
+
+
+class ConnectionLost(LatentdError):
+    """The daemon is gone, or another one answers in its place; its slots are lost with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("connection_lost", message)
+
+
+class DeadlineExceeded(LatentdError):
+    """No reply within the call's time. The step may have run: repeat the same call safely."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("deadline", message)

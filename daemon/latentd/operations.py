@@ -1,0 +1,212 @@
+"""What the server asks of the engine and what the engine reports back; plain data, no torch, no zmq.
+
+The engine runs on one thread. `admit_*` either returns a request that is now queued, or raises
+RequestRejected and changes nothing. `run()` does one replay for all runnable rows and at most one
+prompt chunk, and returns what completed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    `seed` is None until the daemon draws one (0 .. 2^64 - 1).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+    def validate(self) -> None:
+        """Raise RequestRejected("invalid") naming the first field out of range."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What hello tells about the model and the engine."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    layers: int
+    heads: int
+    nope_dim: int
+    v_dim: int
+    max_ctx: int
+    max_slots: int
+    buckets: tuple[int, ...]
+    page_size: int
+    numerics: str
+    dtype: str
+    device: str
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """A prompt on its way in. `slot_id`, `epoch` and the drawn seed are set at admission."""
+
+    slot_id: int
+    epoch: int
+    sampling: SamplingParams
+    prompt_len: int
+    want_logits: bool
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class StepRequest:
+    """One token to append to a slot."""
+
+    slot_id: int
+    epoch: int
+    pos: int
+    want_logits: bool
+
+
+@dataclass(eq=False)
+class StreamRequest:
+    """A run of steps: each sampled token is appended in the next step, while credit lasts.
+
+    One credit is one token. The stop token is returned and not appended.
+    """
+
+    slot_id: int
+    epoch: int
+    pos: int
+    max_steps: int
+    stop: frozenset[int]
+    credit: int
+    cancelled: bool = False
+
+
+@dataclass
+class OpenDone:
+    """The prompt is in; `token` is the first sampled one (None after an empty prompt)."""
+
+    request: OpenRequest
+    context_len: int
+    token: int | None
+    logprob: float | None
+    logits: NDArray[np.float32] | None
+
+
+@dataclass
+class StepDone:
+    """A step committed: `token` was sampled after appending, at length `context_len`."""
+
+    request: StepRequest
+    context_len: int
+    token: int
+    logprob: float
+    logits: NDArray[np.float32] | None
+
+
+@dataclass
+class StreamTokens:
+    """Tokens of a stream. `pos` is the slot's length after the first of them was sampled.
+
+    `end` is None while the stream goes on, else "max_steps", "stop", "context_full", "no_pages",
+    "cancelled", "closed" or "draining".
+    """
+
+    request: StreamRequest
+    pos: int
+    tokens: list[int]
+    logprobs: list[float]
+    context_len: int
+    end: str | None
+
+
+@dataclass
+class Failed:
+    """An admitted request that could not run (for example no_pages in the middle of a prompt)."""
+
+    request: OpenRequest | StepRequest | StreamRequest
+    code: str
+    message: str
+    detail: dict[str, object] = field(default_factory=dict)
+
+
+Event = OpenDone | StepDone | StreamTokens | Failed
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A slot as the server may see it. `token` is the last sampled one, None before any."""
+
+    slot_id: int
+    epoch: int
+    context_len: int
+    token: int | None
+    busy: bool
+
+
+class EngineProtocol(Protocol):
+    """The engine as the server sees it; tests pass a fake."""
+
+    info: ModelInfo
+
+    def admit_open(
+        self,
+        prompt: Sequence[int] | NDArray[np.int32],
+        sampling: SamplingParams,
+        want_logits: bool,
+    ) -> OpenRequest:
+        """Take a slot for a prompt. Refuses: no_slot, no_pages, context_full, invalid (a token id
+        out of range, bad sampling). An empty prompt completes at once with context_len 0."""
+
+    def admit_step(
+        self, slot_id: int, epoch: int, pos: int, token: int | None,
+        sampling: SamplingParams | None, want_logits: bool,
+    ) -> StepRequest:  # fmt: skip
+        """Queue one row. token None appends the last sampled one. Refuses: epoch_gone,
+        position_conflict (detail context_len), busy, context_full, no_pages, invalid."""
+
+    def admit_stream(
+        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
+        credit: int, sampling: SamplingParams | None,
+    ) -> StreamRequest:  # fmt: skip
+        """Queue a stream; refuses like admit_step."""
+
+    def add_credit(self, stream: StreamRequest, n: int) -> None:
+        """Let a stream produce n more tokens."""
+
+    def cancel(self, request: OpenRequest | StreamRequest) -> None:
+        """Stop a queued or running open (its slot is freed) or stream; the event still comes."""
+
+    def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
+        """Drop all tokens from position `to` on; returns the new length. The last sampled token
+        is forgotten. Refuses: epoch_gone, position_conflict, busy, invalid."""
+
+    def close(self, slot_id: int, epoch: int) -> None:
+        """Free the slot, its pages and its epoch; a running request on it ends as "closed".
+        Refuses: epoch_gone."""
+
+    def slot(self, slot_id: int, epoch: int) -> SlotState:
+        """The slot's state. Refuses: epoch_gone."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether run() would do something."""
+
+    def run(self) -> list[Event]:
+        """One replay for all runnable rows, and at most one prompt chunk."""
+
+    def stats(self) -> dict[str, object]:
+        """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,
+        steps_by_bucket, tokens, prompt_tokens, rows, refused, ... plain numbers and dicts."""

@@ -1,0 +1,206 @@
+"""The operations of a decode step, as one typed protocol that both backends implement.
+
+`CudaOps` launches cubin kernels; `ReferenceOps` computes the same with torch, row by row. Every
+operation writes into tensors that the caller owns and returns nothing, so a graph can hold it.
+"act" below is bf16 (or float32 when the cpu backend runs with --dtype float32); an output's dtype
+decides whether a value lands. `rows` counts batch rows; padding rows have slot_idx -1,
+context_len 0, kv_row -1 and token -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numerics = Literal["f32", "landed"]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Static device buffers that `stage` fills and every other operation reads."""
+
+    token_ids: Tensor  # [max_rows] int32, -1 on padding
+    slot_idx: Tensor  # [max_rows] int32, -1 on padding
+    context_len: (
+        Tensor  # [max_rows] int32, tokens attended including the one appended now
+    )
+    kv_row: Tensor  # [max_rows] int64, page * layers * 64 + offset; -1 skips the append
+    temperature: Tensor  # [max_rows] float32, 0 = greedy
+    top_k: Tensor  # [max_rows] int32, 0 = off
+    top_p: Tensor  # [max_rows] float32, 1 = off
+    min_p: Tensor  # [max_rows] float32, 0 = off
+    seed: Tensor  # [max_rows] int64, the bits of an unsigned 64-bit seed
+    split_start: (
+        Tensor  # [max_rows + 1] int32, exclusive prefix sum of splits over rows
+    )
+    block_table: Tensor  # [max_slots, max_pages] int32, -1 unmapped
+    zero_pages: Tensor  # [max_zero_pages] int32, pages claimed by this step
+    num_zero_pages: Tensor  # [1] int32
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation of the rope half. Position p turns pair i by p * inv_freq[i] (f32 product)."""
+
+    inv_freq: Tensor  # [32] float32, device
+    magnitude: (
+        float  # multiplies cos and sin (YaRN attention factor; 1 for DeepSeek files)
+    )
+    interleaved: bool  # pairs are (2i, 2i+1) if true, else (i, i+32)
+
+
+@dataclass(frozen=True)
+class AttentionWorkspace:
+    """Partial results of `attend`, read by `expand`. Item = split_start[row] + split - first."""
+
+    partial_o: Tensor  # [items, heads, 512] act in f32 mode, float32 in landed mode
+    partial_ml: (
+        Tensor  # [items, heads, 2] float32: maximum (scaled score, natural log) and sum
+    )
+
+
+@dataclass(frozen=True)
+class RouterParams:
+    """How a MoE layer picks experts, from the checkpoint's config."""
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"]
+    num_groups: int  # 1 = no group limit
+    top_groups: int
+    group_score: Literal[
+        "max", "top2"
+    ]  # V2 takes a group's maximum, V3 the sum of its best two
+    normalize: bool  # divide the chosen weights by their sum (+ 1e-20)
+    scaling: float  # multiplies the chosen weights
+    num_shared: (
+        int  # shared experts, ids num_experts .. num_experts + num_shared - 1, weight 1
+    )
+
+
+@dataclass(frozen=True)
+class MoeWorkspace:
+    """Choices and intermediate values of a MoE layer. choices = top_k + num_shared."""
+
+    expert_ids: Tensor  # [max_rows, choices] int32, -1 on padding rows
+    expert_weights: Tensor  # [max_rows, choices] float32
+    hidden: Tensor  # [max_rows * choices, inner] act, silu(gate) * up
+    parts: Tensor  # [max_rows, choices, hidden_size] float32, down projections
+    plan: Tensor  # [*] int32, private to the backend (size: moe_plan_ints in moe.py)
+
+
+class Ops(Protocol):
+    """One decode step's operations; `numerics` is fixed when the backend is made."""
+
+    def stage(self, rows: int) -> None:
+        """Take this step's ring entry: fill StepInputs (first `rows` rows), apply block-table
+        updates, compute split_start."""
+
+    def zero_pages(self, slab: Tensor) -> None:
+        """Zero the pages that this step claims. slab [pages, layers, 64, 576] act."""
+
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, rows: int) -> None:
+        """out[r] = table[token_ids[r]] (0 where the id is -1). table [vocab, hidden] act,
+        out [>=rows, hidden] float32 (the residual stream)."""
+
+    def norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        rows: int,
+        parts: Tensor | None = None,
+        part_weights: Tensor | None = None,
+    ) -> None:
+        """RMSNorm: out = x * rsqrt(mean(x^2) + eps) * weight. x [rows, dim] float32 or act (row
+        stride free), weight [dim] act, out act. With `parts` [rows, choices, dim] float32 and
+        `part_weights` [rows, choices] float32, first x += sum_c part_weights[c] * parts[c], in
+        order of c, stored back (x must be float32)."""
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        rows: int,
+        accumulate: bool = False,
+    ) -> None:
+        """out[r] = weight @ x[r]. x [rows, k] act, weight [m, k] act, out [rows, m] act or
+        float32, row strides free; `accumulate` adds to a float32 out. k a multiple of 32."""
+
+    def gated_linear(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:
+        """out[r, i] = silu(weight[i] @ x[r]) * (weight[inner + i] @ x[r]). weight
+        [2 * inner, k] act, out [rows, inner] act."""
+
+    def append(
+        self,
+        kv: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        rope: Rope | None,
+        slab: Tensor,
+        layer: int,
+        rows: int,
+    ) -> None:
+        """Norm the latent, rotate the rope half (position context_len - 1), store both at
+        kv_row of `layer`. kv [rows, 576] act (row stride free)."""
+
+    def absorb(
+        self,
+        q: Tensor,
+        kv_b: Tensor,
+        rope: Rope | None,
+        out: Tensor,
+        rows: int,
+        nope_dim: int,
+    ) -> None:
+        """out[r, h] = [W_UK[h]^T q_nope | rotated q_rope]. q [rows, heads * (nope + 64)] act
+        (row stride free), kv_b [heads * (nope + v), 512] act as in the checkpoint, out
+        [rows, heads, 576] act."""
+
+    def attend(
+        self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
+        first_row: int, rows: int,
+    ) -> None:  # fmt: skip
+        """Partial attention of rows first_row .. first_row + rows of the step over their pages,
+        one item per (row, split), into the workspace from item 0. q_abs [>=first_row + rows,
+        heads, 576] act. Reads block_table, slot_idx, context_len and split_start."""
+
+    def expand(
+        self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
+        nope_dim: int,
+    ) -> None:  # fmt: skip
+        """Combine the splits of each row in ascending order (o_lat lands) and
+        out[r, h] = W_UV[h] o_lat[h]. out [>=first_row + rows, heads * v] act."""
+
+    def route(
+        self, logits: Tensor, bias: Tensor | None, params: RouterParams, workspace: MoeWorkspace,
+        rows: int,
+    ) -> None:  # fmt: skip
+        """Choose experts from float32 logits [rows, experts]; `bias` [experts] float32 enters the
+        choice, not the weights. Ties go to the lower id; choices are in descending score order,
+        then the shared experts. Rows whose slot_idx is -1 choose none."""
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        workspace: MoeWorkspace,
+        rows: int,
+    ) -> None:
+        """workspace.parts[r, c] = down[e] (silu(gate[e] x[r]) * (up[e] x[r])) for every choice.
+        gate_up [experts + shared, 2 * inner, hidden] act, down [experts + shared, hidden, inner]
+        act. Reads only chosen experts' weights."""
+
+    def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
+        """Choose one token a row from float32 logits [rows, vocab], with the sampling parameters
+        of step rows first_row .. ; keep token and log-probability for `publish` (as output rows
+        0 .. rows - 1)."""
+
+    def publish(self, rows: int) -> None:
+        """Write the first `rows` sampled tokens and log-probabilities to the ring entry's outputs,
+        then its step number, and advance the step counter."""
