@@ -1,0 +1,25 @@
+"""What every group of kernel launches shares: the loaded library, the stream, the step's buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latentd_kernels.library import Library
+    from latentd_kernels.ops import Numerics, StepInputs
+    from latentd_kernels.staging import StepRing
+
+
+class Launcher:
+    """Base of the launch groups that `CudaOps` joins. It owns nothing and keeps references so
+    that captured graphs never outlive the buffers they name."""
+
+    def __init__(
+        self, library: Library, inputs: StepInputs, ring: StepRing, numerics: Numerics, stream: int
+    ) -> None:
+        """`stream` is a CUstream handle; all launches go to it, in order."""
+        self.library = library
+        self.inputs = inputs
+        self.ring = ring
+        self.numerics = numerics
+        self.stream = stream
