@@ -94,6 +94,10 @@ class MoeWorkspace:
 class Ops(Protocol):
     """One decode step's operations; `numerics` is fixed when the backend is made."""
 
+    @property
+    def inputs(self) -> StepInputs:
+        """The step's static inputs, as given when the backend was made."""
+
     def stage(self, rows: int) -> None:
         """Take this step's ring entry: fill StepInputs (first `rows` rows), apply block-table
         updates, compute split_start."""
@@ -163,7 +167,7 @@ class Ops(Protocol):
 
     def attend(
         self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
-        first_row: int, rows: int,
+        first_row: int, rows: int, softmax_scale: float,
     ) -> None:  # fmt: skip
         """Partial attention of rows first_row .. first_row + rows of the step over their pages,
         one item per (row, split), into the workspace from item 0. q_abs [>=first_row + rows,
