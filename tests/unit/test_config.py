@@ -1,0 +1,112 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from latentd.config import SETTINGS, Config, ConfigError, flag_of, load, variable_of
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "latentd.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_sources_every_setting_has_its_default() -> None:
+    assert load({}, {}) == Config()
+
+
+def test_a_later_source_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_ctx = 100\nmax_slots = 2\nspin_us = 7\n")
+    config = load({"max_slots": "4"}, {"LATENTD_MAX_SLOTS": "3", "LATENTD_SPIN_US": "8"}, path)
+    assert (config.max_ctx, config.max_slots, config.spin_us) == (100, 4, 8)
+
+
+def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "kv_pages = 'auto'\n")
+    assert load({}, {"LATENTD_CONFIG": path}).kv_pages == "auto"
+
+
+def test_an_unknown_key_is_named_with_its_value_and_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_contxt = 5\n")
+    with pytest.raises(ConfigError, match=rf"unknown key max_contxt = 5 in {path}.*max_ctx"):
+        load({}, {}, path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"max_ctx": "0"}, {}, r"max_ctx = 0 \(from flag --max-ctx\).*from 1 to 1048576"),
+        ({}, {"LATENTD_MAX_CTX": "many"}, r"max_ctx = 'many' \(from environment LATENTD_MAX_CTX\)"),
+        ({"kv_pages": "-1"}, {}, r"kv_pages = -1 .*0, auto, or a number of pages"),
+        ({"device": "tpu"}, {}, r"device = 'tpu' .*auto or cuda or cpu"),
+        ({"lease_s": "nan"}, {}, r"lease_s = nan .*from 1 to 86400"),
+        ({"spin_us": "1.5"}, {}, r"spin_us = '1.5' .*whole number"),
+        ({"endpoint": "latentd.sock"}, {}, r"endpoint = 'latentd.sock' .*ipc:///absolute/path"),
+        ({"eager": "perhaps"}, {}, r"eager = 'perhaps' .*true or false"),
+        ({"model": ""}, {}, r"model = '' .*a path"),
+    ],
+)
+def test_a_bad_value_is_named_with_range_and_source(
+    flags: dict[str, str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(flags, environ)
+
+
+def test_a_bad_value_is_refused_even_if_a_later_source_overrides_it() -> None:
+    with pytest.raises(ConfigError, match="LATENTD_MAX_SLOTS"):
+        load({"max_slots": "4"}, {"LATENTD_MAX_SLOTS": "1000"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["max_ctx = true", "max_ctx = '100'", "eager = 1", "lease_s = '5'", "model = 3"],
+)
+def test_a_value_of_the_wrong_type_in_the_file_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=line.split()[0]):
+        load({}, {}, write(tmp_path, line))
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load({}, {}, write(tmp_path, "max_ctx 5"))
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*/nowhere.toml"):
+        load({}, {}, "/nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"weights": "random"}, "needs --config"),
+        ({"model_config": "/x"}, "needs weights = 'random'"),
+        ({"weights": "random", "model_config": "/x", "model": "/y"}, "exclude each other"),
+        ({"device": "cuda", "dtype": "float32"}, "needs device = 'cpu'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    flags: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(flags, {})
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().max_ctx = 5  # type: ignore[misc]
+
+
+def test_every_field_has_a_setting_and_unique_names() -> None:
+    names = [item.name for item in dataclasses.fields(Config)]
+    assert list(SETTINGS) == names
+    assert len({flag_of(name) for name in names}) == len(names)
+    assert "LATENTD_CONFIG" not in {variable_of(name) for name in names}
+
+
+def test_every_default_passes_its_own_check() -> None:
+    for item in dataclasses.fields(Config):
+        if item.default not in (None, ""):
+            SETTINGS[item.name].check(item.name, item.default, "default")
