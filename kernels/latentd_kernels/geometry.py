@@ -1,4 +1,4 @@
-"""The fixed numbers of latent attention and the split policy; plain integers, no torch, no device."""
+"""The fixed numbers of latent attention and the split policy: plain integers, no torch or device."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def num_splits(context_len: int) -> int:
 
 
 def max_splits(max_ctx: int) -> int:
-    """Most splits that any row of at most `max_ctx` tokens can have (the policy is not monotonic)."""
+    """Most splits of any row of at most `max_ctx` tokens (the policy is not monotonic)."""
     most = num_pages(max_ctx)
-    steps = [
-        pages for pages in (16, 64, *(1024 << k for k in range(5))) if pages < most
-    ]
+    steps = [pages for pages in (16, 64, *(1024 << k for k in range(5))) if pages < most]
     return max(-(-pages // pages_per_split(pages)) for pages in [*steps, most])

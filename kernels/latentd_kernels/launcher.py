@@ -1,4 +1,4 @@
-"""What every group of kernel launches shares: the loaded library, the stream, the step's buffers."""
+"""What every group of kernel launches shares: the library, the stream, the buffers of a step."""
 
 from __future__ import annotations
 

@@ -24,18 +24,14 @@ class StepInputs:
 
     token_ids: Tensor  # [max_rows] int32, -1 on padding
     slot_idx: Tensor  # [max_rows] int32, -1 on padding
-    context_len: (
-        Tensor  # [max_rows] int32, tokens attended including the one appended now
-    )
+    context_len: Tensor  # [max_rows] int32, tokens attended including the one appended now
     kv_row: Tensor  # [max_rows] int64, page * layers * 64 + offset; -1 skips the append
     temperature: Tensor  # [max_rows] float32, 0 = greedy
     top_k: Tensor  # [max_rows] int32, 0 = off
     top_p: Tensor  # [max_rows] float32, 1 = off
     min_p: Tensor  # [max_rows] float32, 0 = off
     seed: Tensor  # [max_rows] int64, the bits of an unsigned 64-bit seed
-    split_start: (
-        Tensor  # [max_rows + 1] int32, exclusive prefix sum of splits over rows
-    )
+    split_start: Tensor  # [max_rows + 1] int32, exclusive prefix sum of splits over rows
     block_table: Tensor  # [max_slots, max_pages] int32, -1 unmapped
     zero_pages: Tensor  # [max_zero_pages] int32, pages claimed by this step
     num_zero_pages: Tensor  # [1] int32
@@ -46,9 +42,7 @@ class Rope:
     """Rotation of the rope half. Position p turns pair i by p * inv_freq[i] (f32 product)."""
 
     inv_freq: Tensor  # [32] float32, device
-    magnitude: (
-        float  # multiplies cos and sin (YaRN attention factor; 1 for DeepSeek files)
-    )
+    magnitude: float  # multiplies cos and sin (YaRN attention factor; 1 for DeepSeek files)
     interleaved: bool  # pairs are (2i, 2i+1) if true, else (i, i+32)
 
 
@@ -57,9 +51,7 @@ class AttentionWorkspace:
     """Partial results of `attend`, read by `expand`. Item = split_start[row] + split - first."""
 
     partial_o: Tensor  # [items, heads, 512] act in f32 mode, float32 in landed mode
-    partial_ml: (
-        Tensor  # [items, heads, 2] float32: maximum (scaled score, natural log) and sum
-    )
+    partial_ml: Tensor  # [items, heads, 2] float32: maximum (scaled score, natural log) and sum
 
 
 @dataclass(frozen=True)
@@ -70,14 +62,10 @@ class RouterParams:
     scoring: Literal["softmax", "sigmoid"]
     num_groups: int  # 1 = no group limit
     top_groups: int
-    group_score: Literal[
-        "max", "top2"
-    ]  # V2 takes a group's maximum, V3 the sum of its best two
+    group_score: Literal["max", "top2"]  # V2 takes a group's maximum, V3 the sum of its best two
     normalize: bool  # divide the chosen weights by their sum (+ 1e-20)
     scaling: float  # multiplies the chosen weights
-    num_shared: (
-        int  # shared experts, ids num_experts .. num_experts + num_shared - 1, weight 1
-    )
+    num_shared: int  # shared experts, ids num_experts .. num_experts + num_shared - 1, weight 1
 
 
 @dataclass(frozen=True)
