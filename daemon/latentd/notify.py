@@ -18,9 +18,6 @@ class Notifier:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
-        if self._socket is not None:
-            self._socket.setblocking(False)
         watched = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = environ.get("WATCHDOG_USEC", "") if watched else ""
         # A third of the time allowed: one message may be late and another lost.
@@ -29,11 +26,14 @@ class Notifier:
 
     def send(self, **fields: object) -> None:
         """Send assignments, for example send(READY=1, STATUS="serving")."""
-        if self._socket is None:
+        if not self._address:
             return
         lines = [f"{key}={' '.join(str(value).split())}" for key, value in fields.items()]
-        with contextlib.suppress(OSError):  # the manager is gone or slow; serving goes on
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+        with (
+            contextlib.suppress(OSError),  # the manager is gone or slow; serving goes on
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+        ):
+            sender.sendto("\n".join(lines).encode(), self._address)
 
     def loading(self, status: str, extend_s: float = 120.0) -> None:
         """Say what start-up is doing, and ask for `extend_s` seconds from now to go on."""

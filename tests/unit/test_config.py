@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from latentd.config import SETTINGS, Config, ConfigError, flag_of, load, variable_of
+from latentd.config import SETTINGS, Config, flag_of, load, variable_of
+from latentd.settings import ConfigError
 
 
 def write(tmp_path: Path, text: str) -> str:
