@@ -1,4 +1,4 @@
-"""What the server asks of the engine and what the engine reports back; plain data, no torch, no zmq.
+"""What the server asks of the engine and what it reports back; plain data, no torch, no zmq.
 
 The engine runs on one thread. `admit_*` either returns a request that is now queued, or raises
 RequestRejected and changes nothing. `run()` does one replay for all runnable rows and at most one
@@ -7,14 +7,22 @@ prompt chunk, and returns what completed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+
+class DeviceFault(Exception):
+    """The device failed; nothing can run any more. The server tells every client and the process
+    leaves with exit code 70."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,16 @@ class SamplingParams:
 
     def validate(self) -> None:
         """Raise RequestRejected("invalid") naming the first field out of range."""
-        raise NotImplementedError
+        seed = self.seed if self.seed is not None else 0
+        for name, value, good, limit in (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, ">= 0 and finite"),
+            ("top_k", self.top_k, 0 <= self.top_k < 1 << 31, "0 (off) to 2^31 - 1"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1 (off)"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 (off) to 1"),
+            ("seed", seed, 0 <= seed < 1 << 64, "0 to 2^64 - 1"),
+        ):
+            if not good:
+                raise RequestRejected("invalid", f"sampling: {name} is {value!r}, must be {limit}")
 
 
 @dataclass(frozen=True)
@@ -186,8 +203,10 @@ class EngineProtocol(Protocol):
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """Let a stream produce n more tokens."""
 
-    def cancel(self, request: OpenRequest | StreamRequest) -> None:
-        """Stop a queued or running open (its slot is freed) or stream; the event still comes."""
+    def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
+        """Stop a queued or running open (its slot is freed; Failed with code `reason`) or stream
+        (`end` is `reason`: "cancelled" or "draining"); the event still comes. What has completed
+        is left as it is: its own event is on its way."""
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """Drop all tokens from position `to` on; returns the new length. The last sampled token

@@ -1,0 +1,159 @@
+"""The engine: operations on slots, admitted here, run in launches and reported as events.
+
+It implements `EngineProtocol` over any `Backend` and knows no torch, no device and no socket.
+The life of an operation: admit (refused, or queued as a task) -> plan -> launch -> wait -> commit
+(the slot changes) -> event. Streams and prompts run ahead while the server sends replies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd.engine_admission import Admission
+from latentd.engine_launches import Launches
+from latentd.engine_stats import EngineStats
+from latentd.operations import OpenDone, OpenRequest, SlotState, StepRequest, StreamRequest
+from latentd.scheduler import OpenTask, Scheduler, StreamTask
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from latentd.operations import Event, ModelInfo, SamplingParams
+    from latentd.scheduler import Backend
+    from latentd.slots import SlotTable
+
+
+class Engine:
+    """Slots, queues and launches of one model. All methods belong to one thread."""
+
+    def __init__(
+        self, info: ModelInfo, slots: SlotTable, backend: Backend, prefill_chunk: int
+    ) -> None:
+        """`info.layers` owns the page geometry; `slots` has its pool; `backend` runs plans of up
+        to max(info.buckets) decode rows or `prefill_chunk` prompt rows."""
+        self.info = info
+        self.slots = slots
+        self.backend = backend
+        self.scheduler = Scheduler(slots, info.layers * info.page_size, prefill_chunk)
+        self.admission = Admission(slots, self.scheduler, info.vocab_size)
+        self.counters = EngineStats(info.buckets)
+        self.launches = Launches(slots, self.scheduler, backend, info.buckets, self.counters)
+
+    def admit_open(
+        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
+    ) -> OpenRequest:
+        """See EngineProtocol."""
+        try:
+            task = self.admission.open(prompt, sampling, want_logits)
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+        self.counters.opens += 1
+        if not len(task.prompt):
+            self.launches.events.append(OpenDone(task.request, 0, None, None, None))
+        return task.request
+
+    def admit_step(
+        self, slot_id: int, epoch: int, pos: int, token: int | None,
+        sampling: SamplingParams | None, want_logits: bool,
+    ) -> StepRequest:  # fmt: skip
+        """See EngineProtocol. `sampling` holds for this step only; without a seed it keeps the
+        slot's."""
+        try:
+            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits).request
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+
+    def admit_stream(
+        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
+        credit: int, sampling: SamplingParams | None,
+    ) -> StreamRequest:  # fmt: skip
+        """See EngineProtocol."""
+        try:
+            return self.admission.stream(
+                slot_id, epoch, pos, max_steps, stop, credit, sampling
+            ).request
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+
+    def add_credit(self, stream: StreamRequest, n: int) -> None:
+        """Let a stream produce n more tokens; a stream that has ended ignores it."""
+        stream.credit += n
+
+    def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
+        """See EngineProtocol."""
+        self.launches.settle()
+        request.cancelled = True
+        slot = self.slots.slots[request.slot_id]
+        if slot.epoch == request.epoch and isinstance(slot.task, OpenTask | StreamTask):
+            self.launches.end(slot, reason, reason, "the request was cancelled")
+            if isinstance(request, OpenRequest):
+                self.slots.free(slot)
+
+    def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
+        """See EngineProtocol."""
+        try:
+            slot = self.admission.idle_slot(slot_id, epoch, pos)
+            if not 0 <= to <= pos:
+                raise RequestRejected("invalid", f"to is {to}, must be 0 to {pos} (the length)")
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+        slot.length = to
+        slot.token = None
+        self.slots.cut(slot, to)
+        return to
+
+    def close(self, slot_id: int, epoch: int) -> None:
+        """See EngineProtocol. An open or step that had not run ends as Failed("epoch_gone")."""
+        try:
+            slot = self.slots.get(slot_id, epoch)
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+        self.launches.settle()
+        if slot.epoch != epoch:  # its prompt failed while we waited
+            return
+        self.launches.end(slot, "closed", "epoch_gone", f"slot {slot_id} was closed")
+        self.slots.free(slot)
+
+    def slot(self, slot_id: int, epoch: int) -> SlotState:
+        """See EngineProtocol."""
+        slot = self.slots.get(slot_id, epoch)
+        return SlotState(slot_id, epoch, slot.length, slot.token, slot.task is not None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether run() would do something."""
+        launches = self.launches
+        return bool(launches.events or launches.in_flight or self.scheduler.has_rows)
+
+    def run(self) -> list[Event]:
+        """Launch what is runnable, wait for the oldest launch, commit it, and launch what became
+        runnable by that. Raises DeviceFault."""
+        launches = self.launches
+        launches.launch()
+        if launches.in_flight:
+            launches.finish()
+            launches.launch()
+        events, launches.events = launches.events, []
+        return events
+
+    def stats(self) -> dict[str, object]:
+        """Counters and gauges; times in microseconds over the last 1024 steps of each bucket."""
+        pool = self.slots.pool
+        return {
+            "kv_pages_total": pool.num_pages,
+            "kv_pages_used": pool.num_used,
+            "slots_total": self.slots.max_slots,
+            "slots_used": self.slots.num_used,
+            "streams": len(self.scheduler.streams),
+            "prompts_queued": len(self.scheduler.opens),
+            **self.counters.snapshot(),
+        }

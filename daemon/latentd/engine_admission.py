@@ -1,0 +1,174 @@
+"""Admission: whether an operation may run. Each is looked at alone; a refusal changes nothing."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd.operations import OpenRequest, StepRequest, StreamRequest
+from latentd.scheduler import OpenTask, StepTask, StreamTask
+from latentd_client.errors import RequestRejected
+from latentd_kernels.geometry import num_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from latentd.operations import SamplingParams
+    from latentd.scheduler import Scheduler
+    from latentd.slots import Slot, SlotTable
+
+
+class Admission:
+    """Turns asked-for operations into queued tasks, or raises RequestRejected."""
+
+    def __init__(self, slots: SlotTable, scheduler: Scheduler, vocab_size: int) -> None:
+        self.slots = slots
+        self.scheduler = scheduler
+        self.vocab_size = vocab_size
+
+    def open(
+        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
+    ) -> OpenTask:
+        """Seat a prompt; an empty one is seated and not queued. Draws the seed if there is none."""
+        token_ids = self._prompt(prompt)
+        sampling.validate()
+        limit = self.slots.max_ctx - 1
+        if len(token_ids) > limit:
+            raise RequestRejected(
+                "context_full",
+                f"the prompt has {len(token_ids)} tokens; at most {limit} fit beside one step "
+                f"(max_ctx {self.slots.max_ctx})",
+                max_ctx=self.slots.max_ctx,
+            )
+        self._check_room(len(token_ids))
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(64))
+        slot = self.slots.take(sampling)
+        request = OpenRequest(slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits)
+        task = OpenTask(request, slot, token_ids, sampling)
+        if len(token_ids):
+            slot.task = task
+            self.scheduler.opens.append(task)
+        return task
+
+    def step(
+        self, slot_id: int, epoch: int, pos: int, token: int | None,
+        sampling: SamplingParams | None, want_logits: bool,
+    ) -> StepTask:  # fmt: skip
+        """Queue one row and claim its page."""
+        slot = self.ready_slot(slot_id, epoch, pos)
+        token = self._next_token(slot, token)
+        params = self._sampling(slot, sampling)
+        self.slots.extend(slot, pos + 1)
+        task = StepTask(StepRequest(slot_id, epoch, pos, want_logits), slot, token, params)
+        slot.task = task
+        self.scheduler.steps.append(task)
+        return task
+
+    def stream(
+        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
+        credit: int, sampling: SamplingParams | None,
+    ) -> StreamTask:  # fmt: skip
+        """Queue a stream and claim the page of its first step."""
+        slot = self.ready_slot(slot_id, epoch, pos)
+        self._next_token(slot, None)
+        if max_steps < 1:
+            raise RequestRejected("invalid", f"max_steps is {max_steps}, must be at least 1")
+        if credit < 0:
+            raise RequestRejected("invalid", f"credit is {credit}, must be at least 0")
+        params = self._sampling(slot, sampling)
+        self.slots.extend(slot, pos + 1)
+        request = StreamRequest(slot_id, epoch, pos, max_steps, stop, credit)
+        task = StreamTask(request, slot, params)
+        slot.task = task
+        self.scheduler.streams[task] = None
+        return task
+
+    def idle_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
+        """The slot, if nothing runs on it and it has exactly `pos` tokens."""
+        slot = self.slots.get(slot_id, epoch)
+        if slot.task is not None:
+            raise RequestRejected("busy", f"slot {slot_id} already runs an operation")
+        if pos != slot.length:
+            raise RequestRejected(
+                "position_conflict",
+                f"slot {slot_id} has {slot.length} tokens, the request expects {pos}",
+                context_len=slot.length,
+            )
+        return slot
+
+    def ready_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
+        """The slot, if it is idle at `pos` and may take one more token."""
+        slot = self.idle_slot(slot_id, epoch, pos)
+        if pos >= self.slots.max_ctx:
+            raise RequestRejected(
+                "context_full",
+                f"slot {slot_id} holds {pos} tokens, the limit (max_ctx) is {self.slots.max_ctx}; "
+                "truncate or close it",
+                max_ctx=self.slots.max_ctx,
+            )
+        return slot
+
+    def _prompt(self, prompt: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+        try:
+            token_ids = np.asarray(prompt if len(prompt) else np.empty(0, np.int32))
+        except (OverflowError, ValueError) as error:
+            raise RequestRejected(
+                "invalid", f"the prompt is no list of token ids: {error}"
+            ) from error
+        if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
+            raise RequestRejected(
+                "invalid",
+                f"the prompt has {token_ids.ndim} dimensions of {token_ids.dtype}, must be a list "
+                "of integer token ids",
+            )
+        bad = (token_ids < 0) | (token_ids >= self.vocab_size)
+        if bad.any():
+            idx = int(bad.argmax())
+            raise self._bad_token(f"prompt[{idx}]", int(token_ids[idx]))
+        return np.array(token_ids, np.int32)
+
+    def _check_room(self, prompt_len: int) -> None:
+        """Refuse a prompt that does not fit beside the pages promised to prompts before it."""
+        promised = sum(
+            num_pages(len(task.prompt)) - len(task.slot.pages) for task in self.scheduler.opens
+        )
+        pool = self.slots.pool
+        if num_pages(prompt_len) > pool.num_free - promised:
+            raise RequestRejected(
+                "no_pages",
+                f"the prompt needs {num_pages(prompt_len)} pages; {pool.num_free} of "
+                f"{pool.num_pages} are free and {promised} of them promised to prompts before it",
+            )
+
+    def _next_token(self, slot: Slot, token: int | None) -> int:
+        if token is None:
+            if slot.token is None:
+                raise RequestRejected(
+                    "invalid", f"slot {slot.slot_id} has no sampled token to append; name a token"
+                )
+            return slot.token
+        if not 0 <= token < self.vocab_size:
+            raise self._bad_token("token", token)
+        return token
+
+    def _bad_token(self, what: str, token: int) -> RequestRejected:
+        return RequestRejected(
+            "invalid", f"{what} is {token}, must be 0 to {self.vocab_size - 1} (vocab_size)"
+        )
+
+    @staticmethod
+    def _sampling(slot: Slot, sampling: SamplingParams | None) -> SamplingParams:
+        """The parameters of one request; without a seed the slot's own is used."""
+        assert slot.sampling is not None
+        if sampling is None:
+            return slot.sampling
+        sampling.validate()
+        if sampling.seed is None:
+            return replace(sampling, seed=slot.sampling.seed)
+        return sampling

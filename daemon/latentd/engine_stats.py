@@ -1,0 +1,77 @@
+"""Counters and step times of the engine, cheap enough to keep for every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RING_STEPS = 1024
+"""Steps a bucket's percentiles look back on."""
+
+
+class StepTimes:
+    """Times of the last RING_STEPS steps of one bucket, in microseconds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._device_us = np.zeros(RING_STEPS, np.float32)
+        self._step_us = np.zeros(RING_STEPS, np.float32)
+
+    def add(self, device_us: float, step_us: float) -> None:
+        """Note one step: time on the device, and from the start of staging to the commit."""
+        idx = self.count % RING_STEPS
+        self._device_us[idx] = device_us
+        self._step_us[idx] = step_us
+        self.count += 1
+
+    def device_us(self) -> dict[str, float]:
+        """p50 and p99 of the device time."""
+        return _percentiles(self._device_us[: self.count])
+
+    def step_us(self) -> dict[str, float]:
+        """p50 and p99 of the step time."""
+        return _percentiles(self._step_us[: self.count])
+
+
+class EngineStats:
+    """What the engine counts. `chunks` are prompt chunks; `steps` are decode launches."""
+
+    def __init__(self, buckets: Iterable[int]) -> None:
+        self.times = {bucket: StepTimes() for bucket in buckets}
+        self.chunk_times = StepTimes()
+        self.rows = 0
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.opens = 0
+        self.refused: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def snapshot(self) -> dict[str, object]:
+        """Plain numbers and dicts; times only of buckets that ran."""
+        ran = {bucket: times for bucket, times in self.times.items() if times.count}
+        return {
+            "steps": sum(times.count for times in ran.values()),
+            "steps_by_bucket": {str(bucket): times.count for bucket, times in ran.items()},
+            "chunks": self.chunk_times.count,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "opens": self.opens,
+            "refused": dict(self.refused),
+            "failed": dict(self.failed),
+            "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},
+            "step_us": {str(bucket): times.step_us() for bucket, times in ran.items()},
+            "chunk_us": self.chunk_times.step_us(),
+        }
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    if not values.size:
+        return {}
+    p50, p99 = np.percentile(values, (50, 99))
+    return {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}

@@ -1,0 +1,209 @@
+"""Which rows run next: queued steps, streams and prompts become plans of one launch each.
+
+Plain Python and numpy. A plan holds everything that is staged; how it runs is the backend's
+business (`Backend`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from latentd_client.errors import RequestRejected
+from latentd_kernels.geometry import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from latentd.operations import OpenRequest, SamplingParams, StepRequest, StreamRequest
+    from latentd.slots import Slot, SlotTable, Update
+
+
+@dataclass(eq=False, slots=True)
+class StepTask:
+    """One admitted step; its page is claimed."""
+
+    request: StepRequest
+    slot: Slot
+    token: int
+    sampling: SamplingParams
+
+
+@dataclass(eq=False, slots=True)
+class StreamTask:
+    """A running stream. `in_flight`: a row of it is launched and not committed."""
+
+    request: StreamRequest
+    slot: Slot
+    sampling: SamplingParams
+    steps: int = 0
+    in_flight: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class OpenTask:
+    """A prompt on its way in; slot.length tells how much of it is committed."""
+
+    request: OpenRequest
+    slot: Slot
+    prompt: NDArray[np.int32]
+    sampling: SamplingParams
+    in_flight: bool = False
+
+
+Task = StepTask | StreamTask | OpenTask
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
+    sampling each, the rows of a prompt chunk share one. `logit_rows` are output rows."""
+
+    rows: int
+    tasks: list[Task]
+    token_ids: Sequence[int] | NDArray[np.int32]
+    slot_idx: Sequence[int] | int
+    context_len: Sequence[int] | NDArray[np.int32]
+    kv_row: Sequence[int] | NDArray[np.int64]
+    sampling: list[SamplingParams]
+    logit_rows: list[int] = field(default_factory=list)
+    is_chunk: bool = False
+    is_last: bool = True  # false for a chunk whose prompt goes on: nothing is sampled
+    updates: list[Update] = field(default_factory=list)
+    zero_pages: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What a completed plan produced, by output row (decode: the row; last chunk: row 0)."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    logits: dict[int, NDArray[np.float32]]
+    device_us: float
+
+
+class Backend(Protocol):
+    """Runs plans on a device, in order. `depth`: launches that may be in flight together (1 when
+    launch() itself computes)."""
+
+    depth: int
+
+    def launch(self, plan: StepPlan, bucket: int) -> None:
+        """Stage the plan and start it. `bucket` rows run (the rest is padding)."""
+
+    def wait(self) -> StepOutputs:
+        """Wait for the oldest launch. Raises DeviceFault when the device failed."""
+
+
+class Scheduler:
+    """Queues of admitted work. A task is in exactly one queue, or launched, or done."""
+
+    def __init__(self, slots: SlotTable, page_rows: int, prefill_chunk: int) -> None:
+        self.slots = slots
+        self.page_rows = page_rows
+        self.prefill_chunk = prefill_chunk
+        self.steps: list[StepTask] = []
+        self.streams: dict[StreamTask, None] = {}  # in the order of admission
+        self.opens: deque[OpenTask] = deque()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a plan could be made now."""
+        return bool(
+            self.steps
+            or (self.opens and not self.opens[0].in_flight)
+            or any(map(self.is_runnable, self.streams))
+        )
+
+    @staticmethod
+    def is_runnable(task: StreamTask) -> bool:
+        """Whether a stream may take its next step."""
+        return task.request.credit > 0 and not task.in_flight
+
+    def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
+        """Rows of all queued steps and runnable streams; None without any. Streams that got no
+        page are put into `starved` and left out."""
+        tasks: list[Task] = []
+        token_ids: list[int] = []
+        logit_rows: list[int] = []
+        for step in self.steps:
+            if step.request.want_logits:
+                logit_rows.append(len(tasks))
+            tasks.append(step)
+            token_ids.append(step.token)
+        self.steps.clear()
+        for stream in self.streams:
+            if not self.is_runnable(stream):
+                continue
+            slot = stream.slot
+            try:
+                self.slots.extend(slot, slot.length + 1)
+            except RequestRejected:
+                starved.append(stream)
+                continue
+            stream.in_flight = True
+            assert slot.token is not None
+            tasks.append(stream)
+            token_ids.append(slot.token)
+        if not tasks:
+            return None
+        seats = [task.slot for task in tasks]
+        updates, zero_pages = self.slots.take_updates()
+        return StepPlan(
+            rows=len(tasks),
+            tasks=tasks,
+            token_ids=token_ids,
+            slot_idx=[slot.slot_id for slot in seats],
+            context_len=[slot.length + 1 for slot in seats],
+            kv_row=[self.slots.kv_row(slot, slot.length, self.page_rows) for slot in seats],
+            sampling=[task.sampling for task in tasks],
+            logit_rows=logit_rows,
+            updates=updates,
+            zero_pages=zero_pages,
+        )
+
+    def chunk_plan(self) -> StepPlan | None:
+        """The next chunk of the oldest prompt; None without any. Raises RequestRejected
+        ("no_pages") with the prompt still at the head of its queue."""
+        if not self.opens or self.opens[0].in_flight:
+            return None
+        task = self.opens[0]
+        slot = task.slot
+        first = slot.length
+        end = min(first + self.prefill_chunk, len(task.prompt))
+        self.slots.extend(slot, end)
+        task.in_flight = True
+        pos = np.arange(first, end, dtype=np.int64)
+        pages = self.slots.table[slot.slot_id, pos // PAGE_SIZE].astype(np.int64)
+        updates, zero_pages = self.slots.take_updates()
+        is_last = end == len(task.prompt)
+        return StepPlan(
+            rows=end - first,
+            tasks=[task],
+            token_ids=task.prompt[first:end],
+            slot_idx=slot.slot_id,
+            context_len=(pos + 1).astype(np.int32),
+            kv_row=pages * self.page_rows + pos % PAGE_SIZE,
+            sampling=[task.sampling],
+            logit_rows=[0] if is_last and task.request.want_logits else [],
+            is_chunk=True,
+            is_last=is_last,
+            updates=updates,
+            zero_pages=zero_pages,
+        )
+
+    def drop(self, task: Task) -> None:
+        """Take a task out of its queue, if it is in one."""
+        if isinstance(task, StreamTask):
+            self.streams.pop(task, None)
+        elif isinstance(task, StepTask):
+            if task in self.steps:
+                self.steps.remove(task)
+        elif task in self.opens:
+            self.opens.remove(task)

@@ -1,0 +1,160 @@
+"""Slots: a sequence's seat, its pages, and the host's mirror of the block table.
+
+Plain Python and numpy. Only changed block-table entries travel to the device: `take_updates`
+says which, and which pages the step that maps them must zero.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd_client.errors import RequestRejected
+from latentd_kernels.geometry import PAGE_SIZE, num_pages
+
+if TYPE_CHECKING:
+    from latentd.operations import SamplingParams
+    from latentd.pages import PagePool
+
+Update = tuple[int, int, int, int]
+"""(slot, first_idx, count, page_id): entries first_idx .. first_idx + count - 1 := page_id."""
+
+
+class Slot:
+    """One live sequence. `length` counts appended tokens, `token` is the last sampled one."""
+
+    __slots__ = ("epoch", "length", "mapped", "pages", "sampling", "slot_id", "synced", "task",
+                 "token")  # fmt: skip
+
+    def __init__(self, slot_id: int) -> None:
+        self.slot_id = slot_id
+        self.epoch = 0  # 0: the seat is free
+        self.length = 0
+        self.pages: list[int] = []
+        self.token: int | None = None
+        self.sampling: SamplingParams | None = None  # with its seed; set by take()
+        self.task: object | None = None  # the operation that runs on it, set by the engine
+        self.synced = 0  # leading entries that the device's block table holds too
+        self.mapped = 0  # entries of the device's row that are not -1
+
+
+class SlotTable:
+    """All seats of the daemon and their rows of the block table."""
+
+    def __init__(self, max_slots: int, max_ctx: int, pool: PagePool) -> None:
+        self.max_slots = max_slots
+        self.max_ctx = max_ctx
+        self.max_pages = num_pages(max_ctx)
+        self.pool = pool
+        self.slots = [Slot(slot_id) for slot_id in range(max_slots)]
+        self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
+        self._free = list(range(max_slots - 1, -1, -1))
+        self._changed: dict[int, None] = {}  # slots whose device row is out of date, in order
+        # 31 random bits above a counter with a random start: never the same twice in a process,
+        # and not repeated by the next one.
+        self._epoch_prefix = (secrets.randbits(31) or 1) << 32
+        self._epoch_count = secrets.randbits(32)
+
+    @property
+    def num_used(self) -> int:
+        """Slots in use."""
+        return self.max_slots - len(self._free)
+
+    def take(self, sampling: SamplingParams) -> Slot:
+        """Seat a new, empty sequence. Raises RequestRejected("no_slot")."""
+        if not self._free:
+            raise RequestRejected(
+                "no_slot", f"all {self.max_slots} slots are in use; close one or retry later"
+            )
+        slot = self.slots[self._free.pop()]
+        self._epoch_count = (self._epoch_count + 1) & 0xFFFF_FFFF
+        slot.epoch = self._epoch_prefix | self._epoch_count
+        slot.sampling = sampling
+        return slot
+
+    def get(self, slot_id: int, epoch: int) -> Slot:
+        """The live slot of that epoch. Raises RequestRejected("epoch_gone")."""
+        if 0 <= slot_id < self.max_slots and epoch > 0:
+            slot = self.slots[slot_id]
+            if slot.epoch == epoch:
+                return slot
+        raise RequestRejected(
+            "epoch_gone", f"slot {slot_id} of epoch {epoch} is not open (any more)"
+        )
+
+    def extend(self, slot: Slot, length: int) -> None:
+        """Own pages for `length` tokens. Raises RequestRejected("no_pages") and changes nothing."""
+        have = len(slot.pages)
+        missing = num_pages(length) - have
+        if missing <= 0:
+            return
+        pages = self.pool.claim(missing)
+        slot.pages += pages
+        self.table[slot.slot_id, have : have + missing] = pages
+        self._changed[slot.slot_id] = None
+
+    def cut(self, slot: Slot, length: int) -> None:
+        """Give back the pages behind the first `length` tokens."""
+        keep = num_pages(length)
+        if keep >= len(slot.pages):
+            return
+        self.pool.release(reversed(slot.pages[keep:]))
+        del slot.pages[keep:]
+        self.table[slot.slot_id, keep:] = -1
+        slot.synced = min(slot.synced, keep)
+        self._changed[slot.slot_id] = None
+
+    def free(self, slot: Slot) -> None:
+        """End the epoch, give back all pages and the seat."""
+        self.cut(slot, 0)
+        slot.epoch = slot.length = 0
+        slot.token = slot.sampling = slot.task = None
+        self._free.append(slot.slot_id)
+
+    def kv_row(self, slot: Slot, pos: int, page_rows: int) -> int:
+        """Flat slab row of position `pos`, before the layer shift."""
+        return slot.pages[pos // PAGE_SIZE] * page_rows + pos % PAGE_SIZE
+
+    def take_updates(self) -> tuple[list[Update], list[int]]:
+        """Block-table updates since the last call, and the newly mapped pages, to be zeroed.
+
+        Both must go to the device with the next step, before anything reads the table. At most
+        one update a slot unmaps; the others map one page each.
+        """
+        updates: list[Update] = []
+        zero: list[int] = []
+        if not self._changed:
+            return updates, zero
+        for slot_id in self._changed:
+            slot = self.slots[slot_id]
+            have = len(slot.pages)
+            for idx in range(slot.synced, have):
+                updates.append((slot_id, idx, 1, slot.pages[idx]))
+                zero.append(slot.pages[idx])
+            if slot.mapped > have:
+                updates.append((slot_id, have, slot.mapped - have, -1))
+            slot.synced = slot.mapped = have
+        self._changed.clear()
+        return updates, zero
+
+    def check(self) -> None:
+        """Raise AssertionError unless pool, pages and table agree: every row is a slot's pages
+        and then -1, every owner is a slot, and no page is owned without a slot."""
+        self.pool.check()
+        owners = [0] * self.pool.num_pages
+        for slot in self.slots:
+            have = len(slot.pages)
+            row = self.table[slot.slot_id]
+            assert row[:have].tolist() == slot.pages, f"slot {slot.slot_id}: the table differs"
+            assert (row[have:] == -1).all(), f"slot {slot.slot_id}: the tail is not -1"
+            assert slot.length <= have * PAGE_SIZE, f"slot {slot.slot_id}: tokens without a page"
+            assert slot.epoch or not have, f"slot {slot.slot_id}: a free slot owns pages"
+            assert slot.synced <= min(have, slot.mapped), f"slot {slot.slot_id}: sync is ahead"
+            for page in slot.pages:
+                owners[page] += 1
+        for page, count in enumerate(owners):
+            assert count == self.pool.owners(page), f"page {page} has a lost owner"
+        free = [slot.slot_id for slot in self.slots if not slot.epoch]
+        assert sorted(self._free) == free, "the list of free slots differs"

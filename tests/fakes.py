@@ -1,0 +1,127 @@
+"""A fake engine: the real admission, scheduling and paging over a backend that needs no model.
+
+The next token is a function of the tokens before it (`next_token`), read back through the block
+table and the staged rows, so that a wrong page or a lost update shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd.engine import Engine
+from latentd.operations import DeviceFault, ModelInfo
+from latentd.pages import PagePool
+from latentd.scheduler import StepOutputs, StepPlan
+from latentd.slots import SlotTable
+from latentd_kernels.geometry import PAGE_SIZE, num_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from latentd.operations import SamplingParams
+
+FAKE_INFO = ModelInfo(
+    name="fake",
+    fingerprint="0" * 64,
+    vocab_size=256,
+    eos_token_ids=(0,),
+    layers=2,
+    heads=4,
+    nope_dim=128,
+    v_dim=128,
+    max_ctx=4096,
+    max_slots=8,
+    buckets=(1, 2, 4, 8),
+    page_size=PAGE_SIZE,
+    numerics="f32",
+    dtype="bfloat16",
+    device="fake",
+)
+
+
+def next_token(tokens: Sequence[int], vocab_size: int, seed: int = 0) -> int:
+    """The token that the fake model samples after `tokens`; greedy sampling has seed 0."""
+    data = np.asarray(tokens, np.int64).tobytes() + seed.to_bytes(8, "little")
+    return zlib.crc32(data) % vocab_size
+
+
+def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """float32 logits whose maximum is the greedy next token."""
+    logits = np.linspace(-1.0, 0.0, vocab_size, dtype=np.float32)
+    logits[next_token(tokens, vocab_size)] = 1.0
+    return logits
+
+
+class FakeBackend:
+    """Keeps token ids where a real backend keeps latents."""
+
+    def __init__(self, info: ModelInfo, pages: int) -> None:
+        self.depth = 2
+        self.info = info
+        self.fault: str | None = None  # set it, and the next wait() raises DeviceFault
+        self.launches = 0
+        self._page_rows = info.layers * PAGE_SIZE
+        self._table = np.full((info.max_slots, num_pages(info.max_ctx)), -1, np.int32)
+        self._memory = np.full(pages * self._page_rows, -1, np.int64)  # token id by kv_row
+        self._pending: deque[StepPlan] = deque()
+
+    def launch(self, plan: StepPlan, bucket: int) -> None:
+        assert len(self._pending) < self.depth
+        assert plan.rows <= bucket
+        self.launches += 1
+        self._pending.append(plan)
+
+    def wait(self) -> StepOutputs:
+        if self.fault is not None:
+            raise DeviceFault(self.fault)
+        plan = self._pending.popleft()
+        for slot_id, first, count, page in plan.updates:
+            self._table[slot_id, first : first + count] = page
+        for page in plan.zero_pages:
+            self._memory[page * self._page_rows : (page + 1) * self._page_rows] = -1
+        outputs = StepOutputs([], [], {}, 10.0)
+        self._memory[np.asarray(plan.kv_row)] = plan.token_ids
+        slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
+        for row in [plan.rows - 1] * plan.is_last if plan.is_chunk else range(plan.rows):
+            sampling = plan.sampling[0 if plan.is_chunk else row]
+            tokens = self._tokens(slots[row], int(plan.context_len[row]))
+            seed = sampling.seed if sampling.temperature > 0 else 0
+            outputs.tokens.append(next_token(tokens, self.info.vocab_size, seed or 0))
+            outputs.logprobs.append(-float(outputs.tokens[-1]) / self.info.vocab_size)
+            out_row = len(outputs.tokens) - 1
+            if out_row in plan.logit_rows:
+                outputs.logits[out_row] = fake_logits(tokens, self.info.vocab_size)
+        return outputs
+
+    def _tokens(self, slot_id: int, length: int) -> list[int]:
+        pos = np.arange(length)
+        pages = self._table[slot_id, pos // PAGE_SIZE].astype(np.int64)
+        assert (pages >= 0).all(), f"slot {slot_id} has a hole"
+        tokens = self._memory[pages * self._page_rows + pos % PAGE_SIZE]
+        assert (tokens >= 0).all(), f"slot {slot_id} reads rows that nothing wrote"
+        return [int(token) for token in tokens]
+
+
+class FakeEngine(Engine):
+    """`Engine` over FakeBackend; `pages` defaults to full coverage."""
+
+    def __init__(
+        self, info: ModelInfo = FAKE_INFO, pages: int | None = None, prefill_chunk: int = 128,
+        **changes: object,
+    ) -> None:  # fmt: skip
+        """`changes` replace fields of `info`, for example max_ctx=100."""
+        info = replace(info, **changes)  # type: ignore[arg-type]
+        pages = info.max_slots * num_pages(info.max_ctx) if pages is None else pages
+        self.fake = FakeBackend(info, pages)
+        slots = SlotTable(info.max_slots, info.max_ctx, PagePool(pages))
+        super().__init__(info, slots, self.fake, prefill_chunk)
+
+    def expected_token(self, tokens: Sequence[int], sampling: SamplingParams | None = None) -> int:
+        """What sampling after `tokens` yields."""
+        seed = sampling.seed if sampling is not None and sampling.temperature > 0 else 0
+        return next_token(tokens, self.info.vocab_size, seed or 0)
