@@ -1,4 +1,4 @@
-"""The fixed numbers of latent attention and the split policy: plain integers, no torch or device."""
+"""The fixed numbers of latent attention and the split policy: plain integers, no torch, no GPU."""
 
 from __future__ import annotations
 

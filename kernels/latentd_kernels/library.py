@@ -12,7 +12,6 @@ from latentd_kernels.function import Function, load_module
 if TYPE_CHECKING:
     from latentd_kernels.function import Argument
 
-CUBIN_DIR: Final = Path(__file__).parent / "cubin"
 PTX_PREFIX: Final = "compute_"
 
 
@@ -41,14 +40,14 @@ def choose_arch(capability: tuple[int, int], present: Iterable[str]) -> str | No
 
 
 class Library:
-    """All kernels of one architecture, on one device, loaded eagerly: nothing loads in a capture."""
+    """All kernels of one architecture on one device, loaded eagerly: nothing loads in a capture."""
 
     def __init__(
         self, cubin_dir: Path | None = None, arch: str | None = None, device: int = 0
     ) -> None:
         """Make the device's context current and load every image. Raises ManifestError for images
         that are missing, stale or foreign, DriverError for what the driver refuses."""
-        folder = cubin_dir or CUBIN_DIR
+        folder = cubin_dir or manifest.CUBIN_DIR
         self.device = driver.use_device(device)
         self.sm_count = self.device.sm_count
         self.max_smem = self.device.max_smem
@@ -59,8 +58,8 @@ class Library:
             name: load_module((folder / self.arch / name).read_bytes() + b"\0")
             for name in self.manifest.images
         }
-        for name, entry in self.manifest.kernels.items():
-            self._functions[name] = Function(modules[entry.image], name, self.device)
+        for name, kernel in self.manifest.kernels.items():
+            self._functions[name] = Function(modules[kernel.image], name, self.device)
 
     def function(self, name: str) -> Function:
         """The entry point of that name. Raises KeyError naming it and the architecture."""

@@ -20,6 +20,7 @@ FORMAT: Final = 1
 FILE_NAME: Final = "manifest.json"
 REBUILD: Final = "rebuild with `make cubins` or `python -m latentd_kernels.build --arch {arch}`"
 SOURCES: Final = Path(__file__).parent / "csrc"
+CUBIN_DIR: Final = Path(__file__).parent / "cubin"
 
 
 class ManifestError(RuntimeError):
@@ -30,14 +31,23 @@ class ManifestError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An entry point: its image and source file, and what ptxas reported (bytes where not counts).
+class Image:
+    """One compiled file: its source, its sha256, and the digest of what it was compiled from."""
 
-    For PTX, which is compiled on the user's machine, the numbers are 0.
+    source: str
+    sha256: str
+    inputs: str
+    compiler: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry point: the image that holds it, and what ptxas reported (bytes, but registers).
+
+    For PTX, which the driver compiles on the user's machine, the numbers are 0.
     """
 
     image: str
-    source: str
     registers: int = 0
     static_smem: int = 0
     stack: int = 0
@@ -47,22 +57,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One architecture's images. `images` and `sources` map file names to sha256."""
+    """The images and entry points of one architecture; `sources` maps file names to sha256."""
 
     arch: str
-    compiler: str
-    images: Mapping[str, str]
     sources: Mapping[str, str]
-    kernels: Mapping[str, Entry]
+    images: Mapping[str, Image]
+    kernels: Mapping[str, Kernel]
 
     def write(self, folder: Path) -> None:
         """Write FILE_NAME into `folder` by atomic rename."""
-        body = {"format": FORMAT, **asdict(self), **constants()}
+        body = {"format": FORMAT, **constants(), **asdict(self)}
         write_atomically(folder / FILE_NAME, (json.dumps(body, indent=1) + "\n").encode())
 
 
 def constants() -> dict[str, Any]:
-    """What a cubin must agree on with the Python beside it."""
+    """What cubins must agree on with the Python beside them."""
     names = ("PAGE_SIZE", "LATENT_DIM", "ROPE_DIM", "ROW_DIM", "MAX_SPLITS")
     numbers = {name.lower(): getattr(geometry, name) for name in names}
     return {"geometry": numbers, "arithmetic_version": ARITHMETIC_VERSION}
@@ -81,28 +90,28 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def source_hashes(sources: Path = SOURCES) -> dict[str, str]:
-    """sha256 of every .cu and .cuh file in a folder, by name."""
+    """sha256 of every .cu and .cuh file of a folder, by name."""
     files = sorted([*sources.glob("*.cu"), *sources.glob("*.cuh")])
     return {path.name: sha256(path) for path in files}
 
 
-def load(cubin_dir: Path, arch: str, sources: Path = SOURCES) -> Manifest:
-    """Read and verify the manifest of one architecture; every image's hash is computed again.
+def read(folder: Path, arch: str) -> Manifest:
+    """Read a manifest and hold it against this package's constants, not against any file.
 
-    Raises ManifestError for a missing or unreadable manifest, another arch, geometry or arithmetic
-    version, sources that differ from those beside the package, and a missing or altered image.
+    Raises ManifestError when it is missing, unreadable, of another format or architecture, or made
+    for another geometry or arithmetic version.
     """
-    folder = cubin_dir / arch
     path = folder / FILE_NAME
     try:
         body = json.loads(path.read_bytes())
         version = body.pop("format")
         expected = constants()
         found = {name: body.pop(name) for name in expected}
-        kernels = {name: Entry(**entry) for name, entry in body.pop("kernels").items()}
-        manifest = Manifest(kernels=kernels, **body)
+        images = {name: Image(**image) for name, image in body.pop("images").items()}
+        kernels = {name: Kernel(**kernel) for name, kernel in body.pop("kernels").items()}
+        manifest = Manifest(images=images, kernels=kernels, **body)
     except FileNotFoundError as error:
-        raise ManifestError(arch, f"there are no cubins for {arch} in {cubin_dir}") from error
+        raise ManifestError(arch, f"there are no cubins for {arch} in {folder.parent}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(arch, f"{path} cannot be read ({error!r})") from error
     if version != FORMAT:
@@ -112,22 +121,30 @@ def load(cubin_dir: Path, arch: str, sources: Path = SOURCES) -> Manifest:
     for name, value in expected.items():
         if found[name] != value:
             raise ManifestError(arch, f"{path} has {name} {found[name]}, this latentd has {value}")
-    _verify_sources(manifest, path, source_hashes(sources))
-    _verify_images(manifest, folder)
     return manifest
 
 
-def _verify_sources(manifest: Manifest, path: Path, present: Mapping[str, str]) -> None:
+def load(cubin_dir: Path, arch: str, sources: Path = SOURCES) -> Manifest:
+    """Read the manifest of one architecture and verify sources and images by their hashes.
+
+    Raises ManifestError as `read` does, and for sources that differ from those beside the package,
+    for a source without its image, and for a missing or altered image.
+    """
+    folder = cubin_dir / arch
+    manifest = read(folder, arch)
+    present = source_hashes(sources)
     for name in sorted({*manifest.sources, *present}):
         if manifest.sources.get(name) != present.get(name):
             raise ManifestError(
-                manifest.arch, f"{path} is stale: the source {name} was changed, added or removed"
+                arch, f"the cubins in {folder} are stale: {name} was changed, added or removed"
             )
-
-
-def _verify_images(manifest: Manifest, folder: Path) -> None:
-    for name, digest in manifest.images.items():
+    compiled = {image.source for image in manifest.images.values()}
+    for name in present:
+        if name.endswith(".cu") and name not in compiled:
+            raise ManifestError(arch, f"{folder} is incomplete: {name} was not compiled")
+    for name, image in manifest.images.items():
         if not (folder / name).is_file():
-            raise ManifestError(manifest.arch, f"{folder / name} is missing")
-        if sha256(folder / name) != digest:
-            raise ManifestError(manifest.arch, f"{folder / name} is not the file that was compiled")
+            raise ManifestError(arch, f"{folder / name} is missing")
+        if sha256(folder / name) != image.sha256:
+            raise ManifestError(arch, f"{folder / name} is not the file that was compiled")
+    return manifest
