@@ -48,6 +48,7 @@ class ModelConfig:
     dense_inner: int  # intermediate_size of the dense layers
     moe: MoeConfig | None  # None: all layers are dense
     moe_layers: tuple[bool, ...]  # one per layer
+    mtp_layers: int  # extra prediction layers behind the last one, not served
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     max_position_embeddings: int
@@ -118,6 +119,7 @@ class ModelConfig:
             dense_inner=_linear_dim(fields, "intermediate_size") if not all(moe_layers) else 0,
             moe=moe,
             moe_layers=moe_layers,
+            mtp_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
             tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
             eos_token_ids=_eos_ids(fields, generation or {}),
             max_position_embeddings=fields.integer("max_position_embeddings"),

@@ -1,0 +1,136 @@
+"""A checkpoint against its config, and its way to the device: checked by name, then streamed.
+
+`inspect` decides from the headers whether the checkpoint can be served; `load` fills weights that
+are allocated once, chunk by chunk through a few host buffers, and hashes what it reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from latentd.model.config import CheckpointError, ModelConfig
+from latentd.model.weights import Weights, allocate, destinations
+from latentd.shards import Entry, read_bytes, read_entries
+from latentd.weight_stream import DTYPES, Job, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CheckpointError", "CheckpointReport", "inspect", "load"]
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """A checkpoint that can be served; `skipped` names what the forward does not use."""
+
+    path: Path
+    config: ModelConfig
+    entries: dict[str, Entry]  # the tensors to load, by name
+    skipped: tuple[str, ...]
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes to read."""
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold them."""
+        return tuple(sorted({entry.file for entry in self.entries.values()}))
+
+
+def inspect(
+    path: Path | str, dtype: torch.dtype = torch.bfloat16, config: ModelConfig | None = None
+) -> CheckpointReport:
+    """Check the checkpoint in directory `path` for a run in `dtype`: config.json, then names,
+    dtypes and shapes of all tensors from the headers. Allocates nothing on a device.
+
+    The extra prediction layers behind the last one (MTP) and stored rope frequencies are skipped.
+    Raises CheckpointError naming the first tensor that is missing, unexpected, duplicated,
+    misshapen, truncated or of a dtype that is not served.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: not a directory")
+    config = config or ModelConfig.from_dir(path)
+    entries = read_entries(path)
+    skipped = tuple(sorted(name for name in entries if _is_skipped(name, config)))
+    entries = {name: entry for name, entry in entries.items() if name not in skipped}
+    expected = destinations(config, allocate(config, torch.device("meta")))
+    for name, entry in entries.items():
+        _check_dtype(entry, dtype)
+        if name in expected and expected[name].shape != entry.shape:
+            raise CheckpointError(
+                f"{name}: shape {list(entry.shape)} in {entry.file.name}; "
+                f"config.json asks for {list(expected[name].shape)}"
+            )
+    _refuse_names("missing", expected.keys() - entries.keys())
+    _refuse_names("unexpected", entries.keys() - expected.keys())
+    return CheckpointReport(path, config, entries, skipped)
+
+
+def load(
+    path: Path | str,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Weights:
+    """Inspect, allocate the weights on `device` and fill them; returns when all are there.
+
+    Host memory stays within a few chunks of 32 MiB beside the weights themselves. `dtype` is that
+    of the run (float32 on the cpu only): it decides which files are accepted. `progress` gets
+    bytes done and bytes in all after every chunk. Raises CheckpointError.
+    """
+    report = inspect(path, dtype, config)
+    weights = allocate(config, device)
+    places = destinations(config, weights)
+    jobs = [Job(entry, places[name].view) for name, entry in report.entries.items()]
+    digests = fill(jobs, device, progress or (lambda done, total: None))
+    content = hashlib.sha256(repr(config).encode())
+    for name in sorted(report.entries):
+        entry = report.entries[name]
+        content.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
+        content.update(b"".join(digests[name]))
+    return Weights(weights.embed, weights.layers, weights.norm, weights.head, content.hexdigest())
+
+
+def _is_skipped(name: str, config: ModelConfig) -> bool:
+    parts = name.split(".")
+    if parts[:2] != ["model", "layers"] or len(parts) < 3 or not parts[2].isdecimal():
+        return False
+    behind = int(parts[2]) - config.num_layers
+    return 0 <= behind < max(1, config.mtp_layers) or name.endswith(".rotary_emb.inv_freq")
+
+
+def _check_dtype(entry: Entry, dtype: torch.dtype) -> None:
+    """A run in float32 takes every float exactly. One in bfloat16 takes bf16 matrices; vectors
+    and the router may be wider where each of their values is a bf16 number (biases stay f32)."""
+    small = len(entry.shape) == 1 or entry.name.endswith(".mlp.gate.weight")
+    if entry.dtype == "BF16" or (dtype is torch.float32 and entry.dtype in DTYPES):
+        return
+    if not small or entry.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{entry.name}: dtype {entry.dtype} in {entry.file.name}; supported: BF16"
+            " (F16 and F32 with --device cpu --dtype float32)"
+        )
+    if entry.name.endswith(".e_score_correction_bias"):
+        return
+    values = torch.empty(entry.num_bytes, dtype=torch.uint8)
+    read_bytes(entry, 0, values.numpy().data)
+    values = values.view(DTYPES[entry.dtype])
+    if not torch.equal(values.to(torch.bfloat16).to(torch.float32), values.to(torch.float32)):
+        raise CheckpointError(
+            f"{entry.name}: dtype {entry.dtype} with values that BF16 cannot hold; supported: BF16"
+        )
+
+
+def _refuse_names(what: str, names: set[str]) -> None:
+    if names:
+        first, more = min(names), len(names) - 1
+        raise CheckpointError(f"{first}: {what}" + (f" (and {more} more)" if more else ""))
