@@ -1,0 +1,95 @@
+# make demo | test | gpu-test | gpu-bench | cubins | lint | format | wheel | clean
+#
+# Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
+# With PYTHON=python3 that interpreter is used as it is and nothing is set up.
+
+PYTHON_BASE ?= python3
+JOBS ?= $(shell nproc)
+VENV := .venv
+SOURCES := daemon client kernels tests
+CUDA_SOURCES = $(wildcard kernels/latentd_kernels/csrc/*.cu kernels/latentd_kernels/csrc/*.cuh)
+
+ifdef PYTHON
+PY := $(PYTHON)
+BIN :=
+export PYTHONPATH := daemon:client:kernels:tests:$(PYTHONPATH)
+else
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin/
+SETUP_DAEMON := $(VENV)/.daemon
+SETUP_TEST := $(VENV)/.test
+SETUP_COMPILER := $(VENV)/.compiler
+endif
+
+.PHONY: demo test gpu-test gpu-memcheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
+
+demo: $(SETUP_DAEMON) native-cubins
+	$(PY) -m latentd demo
+
+# The order goes from quick to slow; pytest opens the wheel that was built just before.
+test: lint cubins wheel
+	LATENTD_WHEEL=build/wheel $(PY) -m pytest -m "not gpu"
+
+gpu-test: $(SETUP_TEST) native-cubins
+	$(PY) -m pytest -m gpu tests/gpu
+
+gpu-memcheck: $(SETUP_TEST) native-cubins
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m pytest -m gpu -x tests/gpu -k "$(MEMCHECK)"
+
+gpu-bench: $(SETUP_TEST) native-cubins
+	$(PY) -m pytest -m gpu -s tests/bench
+
+cubins: $(SETUP_TEST) $(SETUP_COMPILER)
+	$(PY) -m latentd_kernels.build --jobs $(JOBS)
+
+# Cubins for the GPU of this machine, unless current ones are there; none without a driver.
+native-cubins: $(SETUP_DAEMON)
+	@if $(PY) -c "from latentd_kernels.driver import device_count; raise SystemExit(not device_count())"; \
+	then $(MAKE) --no-print-directory gpu-cubins; \
+	else echo "no NVIDIA driver here: no cubins are built, the cpu backend runs"; fi
+
+gpu-cubins: $(SETUP_DAEMON) $(SETUP_COMPILER)
+	$(PY) -m latentd_kernels.build --arch native --if-needed --jobs $(JOBS)
+
+wheel: cubins
+	rm -rf build/wheel
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+
+inventory: $(SETUP_TEST)
+	$(PY) -m latentd_kernels.inventory
+
+lint: $(SETUP_TEST)
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m mypy
+	$(BIN)lint-imports
+	$(BIN)clang-format --dry-run -Werror $(CUDA_SOURCES)
+
+format: $(SETUP_TEST)
+	$(PY) -m ruff check --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+	$(BIN)clang-format -i $(CUDA_SOURCES)
+
+clean:
+	rm -rf build dist kernels/latentd_kernels/cubin
+
+# Set-up. An editable install compiles nothing here: the targets above compile what they need.
+INSTALL = LATENTD_CUBINS=none $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(VENV)/bin/python:
+	$(PYTHON_BASE) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'latentd needs Python 3.11 or later')"
+	$(PYTHON_BASE) -m venv $(VENV)
+
+$(VENV)/.daemon: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e ".[daemon]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.daemon
+	$(INSTALL) -e ".[daemon,test]"
+	@touch $@
+
+# The compiler wheels, on a machine without an nvcc.
+$(VENV)/.compiler: $(VENV)/.daemon
+	@wheels="$$($(PY) -m latentd_kernels.build --wheels)"; \
+	if [ -n "$$wheels" ]; then echo "no nvcc on the PATH: installing the compiler wheels"; $(INSTALL) $$wheels; fi
+	@touch $@
