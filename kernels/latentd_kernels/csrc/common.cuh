@@ -58,9 +58,10 @@ LATENTD_DEVICE void load_matrix4_trans(uint32_t (&r)[4], uint32_t addr) {
 // d += a b: 16x16 (row-major) times 16x8 (column-major), bf16 in, f32 accumulators.
 // Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + {0, 1}, and d[2..3] eight rows below.
 LATENTD_DEVICE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 LATENTD_DEVICE uint32_t pack_bf16(float lo, float hi) {
