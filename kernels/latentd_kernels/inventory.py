@@ -1,15 +1,17 @@
 """Generates KERNELS.md, the list of kernels, from the comments above their entry points.
 
 A block starts with `// kernel NAME[, NAME]: sentence` and goes on with the fields `// shapes:`,
-`// rounds:` and `// launch:`, each free to continue on following comment lines.
+`// rounds:` and `// launch:`, each free to continue on following comment lines. A `*` in a name
+stands for the part that varies in a family of entry points.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -50,7 +52,7 @@ def parse(source: Path) -> list[Block]:
     blocks = []
     lines = source.read_text(encoding="utf-8").splitlines()
     for at, line in enumerate(lines):
-        start = re.match(r"// kernel ([\w, ]+): *(.*)", line)
+        start = re.match(r"// kernel ([\w*, ]+): *(.*)", line)
         if not start:
             continue
         fields = {"computes": [start[2]]}
@@ -88,23 +90,27 @@ def collect(sources: Path = manifest.SOURCES, cubin_dir: Path = manifest.CUBIN_D
     and, where a current manifest is there, of the cubins."""
     blocks = [block for source in sorted(sources.glob("*.cu")) for block in parse(source)]
     documented = [name for block in blocks for name in block.names]
-    twice = {name for name in documented if documented.count(name) > 1}
-    if twice:
-        raise InventoryError(f"documented twice: {', '.join(sorted(twice))}")
-    present = {name for source in sources.glob("*.cu") for name in entry_points(source)}
-    undocumented, unknown = present - set(documented), set[str]()
+    if len(set(documented)) < len(documented):
+        twice = sorted({name for name in documented if documented.count(name) > 1})
+        raise InventoryError(f"documented twice: {', '.join(twice)}")
+    in_text = {name for source in sources.glob("*.cu") for name in entry_points(source)}
+    undocumented, unknown = _missing(in_text, documented), set[str]()
     for path in cubin_dir.glob(f"*/{manifest.FILE_NAME}"):
         try:
             compiled = manifest.load(cubin_dir, path.parent.name, sources).kernels.keys()
         except manifest.ManifestError:
-            continue
-        undocumented |= compiled - set(documented)
-        unknown |= set(documented) - compiled
+            continue  # stale: it says nothing about these sources
+        undocumented |= _missing(compiled, documented)
+        unknown |= {name for name in documented if not fnmatch.filter(compiled, name)}
     if undocumented:
         raise InventoryError(f"entry points without a block: {', '.join(sorted(undocumented))}")
     if unknown:
         raise InventoryError(f"blocks without an entry point: {', '.join(sorted(unknown))}")
     return blocks
+
+
+def _missing(names: Iterable[str], documented: Sequence[str]) -> set[str]:
+    return {name for name in names if not any(fnmatch.fnmatch(name, doc) for doc in documented)}
 
 
 def render(blocks: Sequence[Block]) -> str:
