@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class CheckpointError(Exception):
+class CheckpointError(ValueError):
     """A checkpoint or its config.json cannot be served; nothing was allocated on a device.
 
     The text names the file, key or tensor, its value and what is supported. The process that

@@ -11,6 +11,11 @@ from latentd_kernels.ops import RouterParams
 if TYPE_CHECKING:
     from latentd.model.fields import Fields
 
+MAX_EXPERTS = 384
+"""Most routed experts (the route kernel keeps a row's scores in one CTA); Kimi-K2 has 384."""
+MAX_TOP_K = 16
+"""Most routed experts a row chooses (the same kernel)."""
+
 
 @dataclass(frozen=True)
 class MoeConfig:
@@ -108,6 +113,11 @@ def _read_v3(fields: Fields, num_experts: int, num_shared: int) -> RouterParams:
 
 
 def _checked(router: RouterParams, num_experts: int) -> RouterParams:
+    if num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K:
+        raise CheckpointError(
+            f"config.json: n_routed_experts {num_experts}, num_experts_per_tok {router.top_k}; "
+            f"supported: up to {MAX_EXPERTS} and {MAX_TOP_K}"
+        )
     groups, size = router.num_groups, num_experts // router.num_groups
     if num_experts % groups or router.top_groups > groups:
         raise CheckpointError(
