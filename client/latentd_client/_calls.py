@@ -1,0 +1,271 @@
+"""What each call says and how its reply changes a slot, for both clients, without any waiting.
+
+A call is a generator (`Script`): it yields a `Call` to be sent, or a `Pending` whose next reply it
+wants, and is given the `Reply`; a client only moves the bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+
+from latentd_client import protocol
+from latentd_client._exchange import Call, Pending, Reply, refusal
+from latentd_client._slot import BaseSlot, read_step
+from latentd_client._stream import StreamReader
+from latentd_client._version import __version__
+from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
+from latentd_client.results import DaemonInfo, Sampling, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from latentd_client.protocol import Header, Tensor
+
+T = TypeVar("T")
+S = TypeVar("S", bound="BaseSlot")
+Script: TypeAlias = Generator["Call | Pending", Reply, T]
+Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+
+_NAME = f"latentd-client/{__version__}"
+
+
+class Calls:
+    """The calls of one session. `session` and `info` are set by `hello`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.session = ""
+        self.info: DaemonInfo | None = None
+        self.orphans: list[Header] = []  # slots whose open was given up, to be closed
+
+    def hello(self, timeout_s: float) -> Script[DaemonInfo]:
+        """Agree on a version and start a session."""
+        versions = [protocol.VERSION, protocol.VERSION]
+        reply = yield Call("hello", {"versions": versions, "client": _NAME}, (), timeout_s)
+        self.info = DaemonInfo.from_reply(reply.header)
+        self.session = str(reply.header.get("session"))
+        return self.info
+
+    def translate(self, refusal: RequestRejected) -> LatentdError:
+        """The refusal itself, or ConnectionLost when another daemon than ours sent it."""
+        boot_id = refusal.detail.get("boot_id")
+        if self.info is None or boot_id is None or boot_id == self.info.boot_id:
+            return refusal
+        return ConnectionLost(
+            "the daemon was restarted and its slots are lost: make a new client and open them again"
+        )
+
+    def open(
+        self, make: Callable[[Header, Sequence[Tensor]], S], prompt: Prompt,
+        sampling: Sampling | None, logits: bool, key: str | None, timeout_s: float | None,
+    ) -> Script[S]:  # fmt: skip
+        """Prefill a prompt. An open given up is cancelled, unless the caller made the key."""
+        fields: Header = {"session": self.session, "key": key or secrets.token_hex(8)}
+        raw: list[Tensor] = []
+        if isinstance(prompt, np.ndarray):
+            raw.append(_token_ids(prompt))
+            fields["prompt"] = {"raw": 0}
+        else:
+            fields["prompt"] = [int(token) for token in prompt]
+        if sampling is not None:
+            fields["sampling"] = sampling.to_wire()
+        if logits:
+            fields["logits"] = True
+        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
+        call = Call("open", fields, raw, timeout_s)
+        if key is None:
+            call.on_late = self.orphans.append
+        try:
+            reply = yield call
+        except RequestRejected:
+            raise
+        except BaseException:
+            if key is None and call.pending is not None:
+                request = {"session": self.session, "request": call.pending.request_id}
+                yield Call("cancel", request, expect=False)
+            raise
+        return make(reply.header, reply.raw)
+
+    def close_orphans(self) -> Script[None]:
+        """Close the slots of opens that were answered after their caller had given up."""
+        while self.orphans:
+            header = self.orphans.pop()
+            seat = {"slot": header.get("slot"), "epoch": header.get("epoch")}
+            yield Call("close", {"session": self.session, **seat}, expect=False)
+
+    def step(
+        self, slot: BaseSlot, token: int | None, logits: bool, sampling: Sampling | None,
+        timeout_s: float | None,
+    ) -> Script[Step]:  # fmt: skip
+        """One step of one slot."""
+        if slot._reader is not None:
+            yield from self.settle(slot)
+        fields = slot.row(token, logits, sampling)
+        fields["session"] = self.session
+        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
+        reply = yield Call("step", fields, (), timeout_s)
+        return slot.advance(read_step(reply.header, reply.raw))
+
+    def step_rows(
+        self, rows: Iterable[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
+    ) -> Script[list[Step]]:
+        """One step of several slots, in one request."""
+        pairs = list(rows)
+        for slot, _ in pairs:
+            yield from self.settle(slot)
+        fields = {
+            "session": self.session,
+            "rows": [slot.row(token, logits, None) for slot, token in pairs],
+            "deadline_s": self.timeout_s if timeout_s is None else timeout_s,
+        }
+        header, raw = yield Call("step", fields, (), timeout_s)
+        results = header.get("rows")
+        if not isinstance(results, list) or len(results) != len(pairs):
+            raise ProtocolError("the daemon's reply to step has another number of rows")
+        steps: list[Step] = []
+        outcomes: list[Step | RequestRejected] = []
+        for (slot, _), result in zip(pairs, results, strict=True):
+            if result.get("status") == "ok":
+                steps.append(slot.advance(read_step(result, raw)))
+                outcomes.append(steps[-1])
+            else:
+                outcomes.append(refusal(result))
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, RequestRejected):
+                text = f"row {index} of {len(pairs)}: {outcome}"
+                raise RequestRejected(outcome.code, text, **outcome.detail, rows=outcomes)
+        return steps
+
+    def stream(
+        self, slot: BaseSlot, max_steps: int, stop: Iterable[int], credit: int | None,
+        sampling: Sampling | None, timeout_s: float | None,
+    ) -> Script[StreamReader]:  # fmt: skip
+        """Start a stream on a slot; its first frame has arrived."""
+        yield from self.settle(slot)
+        assert self.info is not None
+        window = min(self.info.credits, 64) if credit is None else credit
+        reader = StreamReader(window, timeout_s)
+        stop_ids = sorted({int(token) for token in stop})
+        if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
+            step = yield from self.step(slot, None, False, sampling, timeout_s)
+            reader.ready.append(step)
+            max_steps -= 1
+            if max_steps == 0 or step.token in stop_ids:
+                reader.end = "stop" if step.token in stop_ids else "max_steps"
+                reader.context_len = step.context_len
+                return reader
+        fields: Header = {"session": self.session, **slot.seat, "pos": slot.context_len}
+        fields |= {"max_steps": max_steps, "stop": stop_ids, "credit": window}
+        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
+        if sampling is not None:
+            fields["sampling"] = sampling.to_wire()
+        call = Call("stream", fields, (), timeout_s, is_kept=True)
+        reader.call = call
+        slot._reader = reader
+        try:
+            reply = yield call
+        except RequestRejected:
+            slot._reader = None
+            raise
+        reader.take(reply)
+        return reader
+
+    def stream_next(self, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
+        """The next step of a stream, None at its end."""
+        if slot._reader is not reader and not reader.ready:
+            return None  # another call on the slot has ended it
+        while not reader.ready and reader.end is None:
+            try:
+                reader.take((yield reader.pending))
+            except RequestRejected:
+                slot._reader = None
+                raise
+        if not reader.ready:
+            slot._reader = None
+            return None
+        step = slot.advance(reader.ready.popleft())
+        grant = reader.consume()
+        if grant:
+            fields = {"session": self.session, "stream": reader.pending.request_id, "n": grant}
+            yield Call("credit", fields, expect=False)
+        return step
+
+    def hang_up(self, slot: BaseSlot) -> Script[None]:
+        """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
+        reader = slot._reader
+        if reader is not None and reader.end is None and reader.call is not None:
+            request = {"session": self.session, "request": reader.pending.request_id}
+            yield Call("cancel", request, expect=False)
+
+    def settle(self, slot: BaseSlot) -> Script[None]:
+        """End what is left of a stream that the caller has left, and take back the tokens that
+        the daemon had run ahead: the slot is where the caller's last step was."""
+        reader = slot._reader
+        if reader is None:
+            return
+        length = yield from self._end_stream(slot, reader)
+        if length > slot.context_len:
+            fields = {"session": self.session, **slot.seat, "pos": length, "to": slot.context_len}
+            yield Call("truncate", fields)
+            slot._is_forgotten = True
+        slot._reader = None
+        reader.ready.clear()
+
+    def _end_stream(self, slot: BaseSlot, reader: StreamReader) -> Script[int]:
+        """The slot's true length once the stream has ended."""
+        if reader.end is None and reader.call is not None and reader.call.pending is not None:
+            request = {"session": self.session, "request": reader.pending.request_id}
+            reply = yield Call("cancel", request)
+            try:
+                while reader.pending.replies or (reply.header.get("known") and not reader.end):
+                    reader.take((yield reader.pending))
+            except (RequestRejected, ConnectionLost):
+                pass  # its length is asked for below
+        if reader.end is not None:
+            return reader.context_len
+        reply = yield Call("resume", {"session": self.session})
+        for seat in reply.header.get("slots", ()):
+            if (seat.get("slot"), seat.get("epoch")) == (slot.slot_id, slot.epoch):
+                return int(seat["context_len"])
+        raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")
+
+    def truncate(self, slot: BaseSlot, to: int, timeout_s: float | None) -> Script[int]:
+        """Drop all tokens from position `to` on."""
+        yield from self.settle(slot)
+        fields = {"session": self.session, **slot.seat, "pos": slot.context_len, "to": int(to)}
+        reply = yield Call("truncate", fields, (), timeout_s)
+        slot.context_len = int(reply.header["context_len"])
+        slot.token = None
+        slot._is_forgotten = False
+        return slot.context_len
+
+    def close(self, slot: BaseSlot, timeout_s: float | None) -> Script[None]:
+        """Give the slot back; again is harmless."""
+        if not slot.is_closed:
+            yield Call("close", {"session": self.session, **slot.seat}, (), timeout_s)
+            slot.is_closed = True
+            slot._reader = None
+
+    def end_session(self, timeout_s: float) -> Script[None]:
+        """Give all slots and the session back."""
+        yield Call("close", {"session": self.session}, (), timeout_s)
+
+    def ping(self, timeout_s: float | None) -> Script[None]:
+        """One round trip."""
+        yield Call("ping", {"session": self.session}, (), timeout_s)
+
+
+def _token_ids(prompt: NDArray[np.integer]) -> NDArray[np.int32]:
+    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise ProtocolError(
+            f"prompt of dtype {prompt.dtype} and shape {prompt.shape}: give a list of ids of ints"
+        )
+    if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) <= 0x7FFFFFFF:
+        raise ProtocolError("prompt: token ids must be 0 to 2^31 - 1")
+    return prompt.astype(np.int32)

@@ -1,0 +1,154 @@
+"""The core that both clients share: numbering of requests, matching of replies, deadlines.
+
+No sockets, no clock of its own and no threads: it turns calls into frames and frames into replies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from latentd_client import protocol
+from latentd_client.errors import DeadlineExceeded, ProtocolError, RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from latentd_client.protocol import Header, Tensor
+
+
+class Reply(NamedTuple):
+    """One reply: its header and its raw frames."""
+
+    header: Header
+    raw: list[Tensor]
+
+
+@dataclass(slots=True)
+class Call:
+    """A request to be made. `timeout_s` None means the client's own; `on_late` gets an ok reply
+    that comes after the caller gave up. Without `expect` nobody waits; `is_kept`: a wait that
+    fails does not abandon it (more replies will be asked for). `pending` is set when it is sent.
+    """
+
+    op: str
+    fields: Header
+    raw: Sequence[Tensor] = ()
+    timeout_s: float | None = None
+    on_late: Callable[[Header], None] | None = None
+    expect: bool = True
+    is_kept: bool = False
+    pending: Pending | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A request on its way; `replies` fills up. `wake` is called for each (the async client)."""
+
+    request_id: int
+    call: Call
+    connection: int = 0  # how often the connection had been lost when it was sent; set by sender
+    replies: deque[Reply] = field(default_factory=deque)
+    wake: Callable[[], None] | None = None
+
+    def take(self) -> Reply:
+        """The oldest reply. Raises RequestRejected when it is a refusal."""
+        reply = self.replies.popleft()
+        header = reply.header
+        if header["status"] != "ok":
+            raise refusal(header)
+        return reply
+
+
+def refusal(header: Header) -> RequestRejected:
+    """The error that a reply with another status than ok stands for."""
+    skip = ("v", "id", "status", "error", "more", "raw", "code", "message")
+    detail = {name: value for name, value in header.items() if name not in skip}
+    text = header.get("error") or header["status"]
+    return RequestRejected(str(header["status"]), str(text), **detail)
+
+
+def too_late(call: Call, timeout_s: float) -> DeadlineExceeded:
+    """The error for a call without a reply in time."""
+    return DeadlineExceeded(
+        f"no reply to {call.op} within {timeout_s:.3g} s; it may have run all the same: "
+        "repeat the same call safely, or raise timeout_s"
+    )
+
+
+class Exchange:
+    """Requests in flight on one connection."""
+
+    def __init__(self) -> None:
+        self.max_frame_bytes = protocol.MAX_FRAME_BYTES
+        self.max_frames = protocol.MAX_FRAMES
+        self.skipped = 0
+        self._last_id = 0
+        self._pending: dict[int, Pending] = {}
+        self._late: dict[int, Call] = {}
+
+    def start(self, call: Call) -> tuple[Pending, list[bytes | memoryview]]:
+        """Number a call. Raises ProtocolError, before anything is sent, when it breaks a limit
+        (the daemon would drop the connection without a word)."""
+        self._last_id += 1
+        header = {"v": protocol.VERSION, "id": self._last_id, "op": call.op, **call.fields}
+        frames = protocol.encode(header, call.raw)
+        if len(frames) > self.max_frames:
+            raise ProtocolError(
+                f"{call.op}: {len(frames)} frames, the daemon takes {self.max_frames}"
+            )
+        if len(frames[0]) > protocol.MAX_HEADER_BYTES:
+            raise ProtocolError(
+                f"{call.op}: a header of {len(frames[0])} bytes, at most "
+                f"{protocol.MAX_HEADER_BYTES}; pass token ids as a numpy int32 array"
+            )
+        for frame in frames:
+            if len(frame) > self.max_frame_bytes:
+                raise ProtocolError(
+                    f"{call.op}: a frame of {len(frame)} bytes, "
+                    f"the daemon takes {self.max_frame_bytes}"
+                )
+        pending = Pending(self._last_id, call)
+        call.pending = pending
+        if call.expect:
+            self._pending[self._last_id] = pending
+        return pending, frames
+
+    def receive(self, frames: list[bytes]) -> None:
+        """Give a message to the request it answers. Replies to abandoned requests are skipped
+        (`on_late` is told), and so is what cannot be read."""
+        try:
+            header = protocol.decode_header(frames[0])
+            raw = protocol.decode_raw(header, frames[1:])
+        except ProtocolError:
+            self.skipped += 1
+            return
+        request_id, status = header.get("id"), header.get("status")
+        pending = self._pending.get(request_id) if type(request_id) is int else None
+        if pending is None or type(status) is not str:
+            self.skipped += 1
+            late = self._late.get(request_id) if type(request_id) is int else None
+            if late is not None and not header.get("more"):
+                del self._late[header["id"]]
+                if late.on_late is not None and status == "ok":
+                    late.on_late(header)
+            return
+        if not header.get("more"):
+            del self._pending[pending.request_id]
+        pending.replies.append(Reply(header, raw))
+        if pending.wake is not None:
+            pending.wake()
+
+    def abandon(self, pending: Pending) -> None:
+        """Stop waiting for a request; its replies will be skipped."""
+        if self._pending.pop(pending.request_id, None) and pending.call.on_late is not None:
+            self._late[pending.request_id] = pending.call
+            while len(self._late) > 1024:  # replies that never came
+                del self._late[next(iter(self._late))]
+
+    def abandon_all(self) -> list[Pending]:
+        """Stop waiting for everything (the connection is lost)."""
+        lost = list(self._pending.values())
+        self._pending.clear()
+        return lost

@@ -1,0 +1,138 @@
+"""One blocking connection to a daemon: a socket, its exchange, and whether it is alive."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
+from latentd_client.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SLICE_MS = 100
+"""Longest wait between two looks at the deadline and the connection."""
+
+
+def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """A DEALER without a routing id of its own (a fixed one loses messages after a reconnect).
+    IMMEDIATE: nothing is queued for a daemon that is not there."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+    dealer.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+    dealer.setsockopt(zmq.RCVTIMEO, SLICE_MS)
+    dealer.setsockopt(zmq.SNDTIMEO, SLICE_MS)
+    dealer.setsockopt(zmq.IPV6, 1)
+    return dealer
+
+
+def connect(dealer: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect after looking whether somebody listens. Raises ConnectionLost if not."""
+    check_listener(endpoint)
+    try:
+        dealer.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ConnectionLost(f"cannot connect to {endpoint!r}: {error}") from None
+
+
+def check_listener(endpoint: str) -> None:
+    """Raise ConnectionLost unless somebody listens on an ipc path. libzmq would not tell: it
+    connects to a dead path and sends into the void. Other transports are not looked at."""
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.settimeout(1.0)
+        probe.connect(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConnectionLost(f"no daemon listens at {endpoint}: {reason}; is it running?") from None
+    finally:
+        probe.close()
+
+
+class Link:
+    """A connected socket and the requests in flight on it. One thread at a time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.exchange = Exchange()
+        self.socket = make_socket(context)
+        self._losses: Callable[[], int] = lambda: 0
+        try:
+            connect(self.socket, endpoint)
+        except ConnectionLost:
+            self.socket.close()
+            raise
+
+    def watch(self, losses: Callable[[], int]) -> None:
+        """Use `losses`, the number of times the connection was lost so far."""
+        self._losses = losses
+
+    def perform(self, call: Call, timeout_s: float) -> Reply | None:
+        """Send a call and wait for its first reply (None when none is expected).
+
+        Raises RequestRejected, DeadlineExceeded, ConnectionLost, ProtocolError.
+        """
+        deadline = time.monotonic() + timeout_s
+        pending, frames = self.exchange.start(call)
+        pending.connection = self._losses()
+        try:
+            while True:
+                try:
+                    self.socket.send_multipart(frames)
+                    break
+                except zmq.Again:  # not connected (yet, or any more), or its queue is full
+                    self._check(pending, deadline, timeout_s)
+            return self.wait(pending, timeout_s, deadline) if call.expect else None
+        except BaseException:
+            if not call.is_kept:
+                self.exchange.abandon(pending)
+            raise
+
+    def wait(self, pending: Pending, timeout_s: float, deadline: float | None = None) -> Reply:
+        """Wait for the next reply of a request. Raises like `perform`."""
+        if deadline is None:
+            deadline = time.monotonic() + timeout_s
+        receive, sock = self.exchange.receive, self.socket
+        while not pending.replies:
+            try:
+                receive(sock.recv_multipart())
+            except zmq.Again:
+                self._check(pending, deadline, timeout_s)
+                if deadline - time.monotonic() < SLICE_MS / 1000:
+                    self._wait_briefly(pending, deadline, timeout_s)
+        return pending.take()
+
+    def _wait_briefly(self, pending: Pending, deadline: float, timeout_s: float) -> None:
+        """The last slice before the deadline."""
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        if self.socket.poll(left_ms):
+            self.exchange.receive(self.socket.recv_multipart())
+        elif not pending.replies:
+            raise too_late(pending.call, timeout_s)
+
+    def _check(self, pending: Pending, deadline: float, timeout_s: float) -> None:
+        if pending.connection != self._losses():
+            raise lost(self.endpoint)
+        if time.monotonic() >= deadline:
+            raise too_late(pending.call, timeout_s)
+
+    def close(self) -> None:
+        """Close the socket; what was not sent is dropped."""
+        self.socket.close()
+
+
+def lost(endpoint: str) -> ConnectionLost:
+    """The error for a request whose connection broke."""
+    return ConnectionLost(
+        f"the connection to {endpoint} broke; the request may have run: if the daemon is still "
+        "there, repeat the same call safely"
+    )

@@ -1,0 +1,84 @@
+"""What both clients know of a slot, and how replies are read into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd_client import protocol
+from latentd_client.errors import ProtocolError
+from latentd_client.results import Sampling, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from latentd_client._stream import StreamReader
+    from latentd_client.protocol import Header, Tensor
+
+
+class BaseSlot:
+    """What a client knows of one of its slots.
+
+    `context_len` counts appended tokens; `token` is the last sampled one (None after an empty
+    prompt or a truncate), `seed` the one in use, `logits` those of the prompt's end if asked for.
+    """
+
+    def __init__(self, header: Header, raw: Sequence[Tensor]) -> None:
+        self.slot_id: int = header["slot"]
+        self.epoch: int = header["epoch"]
+        self.context_len: int = header["context_len"]
+        self.token: int | None = header.get("token")
+        self.seed: int | None = header.get("seed")
+        self.cached_tokens: int = header.get("cached_tokens", 0)
+        self.logits: NDArray[np.float32] | None = read_logits(header, raw)
+        self.is_closed = False
+        self._is_forgotten = False  # the daemon no longer has `token`: it must be sent
+        self._reader: StreamReader | None = None  # a stream that may still run
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"context_len={self.context_len}"
+        return f"<{type(self).__name__} {self.slot_id} {state} token={self.token}>"
+
+    @property
+    def seat(self) -> Header:
+        """The fields that name this slot in a request."""
+        return {"slot": self.slot_id, "epoch": self.epoch}
+
+    def row(self, token: int | None, logits: bool, sampling: Sampling | None) -> Header:
+        """The fields of one step."""
+        row = {"slot": self.slot_id, "epoch": self.epoch, "pos": self.context_len}
+        if token is None and self._is_forgotten:
+            token = self.token
+        if token is not None:
+            row["token"] = int(token)
+        if logits:
+            row["logits"] = True
+        return {**row, "sampling": sampling.to_wire()} if sampling is not None else row
+
+    def advance(self, step: Step) -> Step:
+        """Take over the state after a step."""
+        self.context_len = step.context_len
+        self.token = step.token
+        self._is_forgotten = False
+        return step
+
+
+def read_logits(header: Header, raw: Sequence[Tensor]) -> NDArray[np.float32] | None:
+    picked = protocol.pick_raw(header.get("logits"), raw)
+    return None if picked is None else np.asarray(picked, np.float32)
+
+
+def read_step(header: Header, raw: Sequence[Tensor]) -> Step:
+    try:
+        return Step(
+            header["token"],
+            header["context_len"],
+            header["logprob"],
+            read_logits(header, raw) if "logits" in header else None,
+            bool(header.get("replayed")),
+        )
+    except KeyError as error:
+        raise ProtocolError(f"the daemon's reply to step lacks {error}") from None

@@ -1,0 +1,58 @@
+"""The reading end of a stream: steps that have arrived, and the credit to grant."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from latentd_client.errors import ProtocolError
+from latentd_client.results import Step
+
+if TYPE_CHECKING:
+    from latentd_client._exchange import Call, Pending, Reply
+
+
+class StreamReader:
+    """One stream. `window` tokens may be on their way or unread; the daemon is granted more when
+    half of them are consumed. `end` is None while it runs; `context_len` is the slot's length at
+    the daemon as of the last frame."""
+
+    def __init__(self, window: int, timeout_s: float | None) -> None:
+        self.window = window
+        self.timeout_s = timeout_s
+        self.call: Call | None = None
+        self.ready: deque[Step] = deque()
+        self.end: str | None = None
+        self.context_len = 0
+        self._consumed = 0
+
+    @property
+    def pending(self) -> Pending:
+        """The request whose replies are the frames."""
+        if self.call is None or self.call.pending is None:
+            raise ProtocolError("the stream was not sent")
+        return self.call.pending
+
+    def take(self, reply: Reply) -> None:
+        """Take one frame over. Raises ProtocolError when it lacks a field."""
+        header = reply.header
+        try:
+            pos, replayed = header["pos"], bool(header.get("replayed"))
+            pairs = zip(header["tokens"], header["logprobs"], strict=True)
+            self.ready.extend(
+                Step(token, pos + i, logprob, None, replayed)
+                for i, (token, logprob) in enumerate(pairs)
+            )
+            self.context_len = header["context_len"]
+            if not header.get("more"):
+                self.end = header["end"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the daemon's stream frame is broken: {error!r}") from None
+
+    def consume(self) -> int:
+        """One step was handed out; returns how many tokens to grant now, mostly 0."""
+        self._consumed += 1
+        if self.end is not None or self._consumed * 2 < self.window:
+            return 0
+        grant, self._consumed = self._consumed, 0
+        return grant

@@ -1,0 +1,90 @@
+"""The background thread of a client: renews the lease, and notices a broken connection.
+
+It lets the client's owner think for ten minutes: the daemon sees the renewals on its control
+socket, while transport heartbeats stay inside libzmq.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from latentd_client.control import Control
+from latentd_client.errors import LatentdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """`losses` counts how often the connection broke."""
+
+    def __init__(
+        self, data: zmq.Socket[bytes], control: str, session: str, lease_s: float,
+        on_change: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        """Watch the client's data socket. `on_change` is called on the watching thread."""
+        self.losses = 0
+        self._data = data
+        self._control = control
+        self._session = session
+        self._every_s = lease_s / 3
+        self._on_change = on_change
+        self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._waker, self._wakee = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
+        self._thread.start()
+
+    def get_losses(self) -> int:
+        """`losses`, as a function."""
+        return self.losses
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._wakee, zmq.POLLIN)
+        renew_at = time.monotonic() + self._every_s
+        while True:
+            left_ms = max(0.0, renew_at - time.monotonic()) * 1000
+            ready = dict(poller.poll(int(left_ms) + 1))
+            if self._wakee.fileno() in ready:
+                return
+            if self._monitor in ready:
+                event = parse_monitor_message(self._monitor.recv_multipart())
+                if event["event"] == zmq.EVENT_DISCONNECTED:
+                    self._changed()
+            if time.monotonic() >= renew_at:
+                self._renew()
+                renew_at = time.monotonic() + self._every_s
+
+    def _changed(self) -> None:
+        self.losses += 1
+        if self._on_change is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._on_change()
+
+    def _renew(self) -> None:
+        """One renewal, on a connection of its own: once in 20 s that costs nothing."""
+        try:
+            with Control(self._control, timeout_s=min(1.0, self._every_s)) as control:
+                control.renew(self._session)
+        except LatentdError as error:
+            log.warning("the session's lease was not renewed: %s", error)
+
+    def stop(self) -> None:
+        """End the thread and leave the data socket unwatched."""
+        self._waker.send(b"x")
+        self._thread.join()
+        self._data.disable_monitor()
+        self._monitor.close()
+        self._waker.close()
+        self._wakee.close()

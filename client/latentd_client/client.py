@@ -1,0 +1,282 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
+
+from latentd_client import protocol
+from latentd_client._calls import Calls
+from latentd_client._exchange import Call, Pending
+from latentd_client._link import Link, check_listener
+from latentd_client._slot import BaseSlot
+from latentd_client._watch import Watch
+from latentd_client.control import Control
+from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from latentd_client._calls import Prompt, Script
+    from latentd_client.protocol import Header, Tensor
+    from latentd_client.results import DaemonInfo, Sampling, Step
+
+T = TypeVar("T")
+
+
+class Slot(BaseSlot):
+    """A sequence's seat in the daemon, made by `Client.open`. As a context manager it closes."""
+
+    def __init__(self, client: Client, header: Header, raw: Sequence[Tensor]) -> None:
+        super().__init__(header, raw)
+        self._client = client
+
+    def step(
+        self, token: int | None = None, *, logits: bool = False,
+        sampling: Sampling | None = None, timeout_s: float | None = None,
+    ) -> Step:  # fmt: skip
+        """Append one token (the last sampled one without `token`) and sample the next.
+
+        `logits` asks for float32 [vocab_size]; `sampling` holds for this step only. Raises
+        RequestRejected (context_full, no_pages, busy, ...), DeadlineExceeded, ConnectionLost;
+        after the last two the same call may be repeated: nothing is appended twice.
+        """
+        calls = self._client._calls
+        return self._client._run(calls.step(self, token, logits, sampling, timeout_s), timeout_s)
+
+    def stream(
+        self, max_steps: int, stop: Iterable[int] = (), *, credit: int | None = None,
+        sampling: Sampling | None = None, timeout_s: float | None = None,
+    ) -> Iterator[Step]:  # fmt: skip
+        """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
+        (64). Ends after a token of `stop`, which is yielded and not appended.
+
+        Leave the loop whenever you like: the slot then stands where the last step yielded it.
+        `timeout_s` is the longest wait for one step. Raises like `step`.
+        """
+        client = self._client
+        calls = client._calls
+        start = calls.stream(self, max_steps, stop, credit, sampling, timeout_s)
+        reader = client._run(start, timeout_s)
+        try:
+            while True:
+                step = client._run(calls.stream_next(self, reader), timeout_s)
+                if step is None:
+                    return
+                yield step
+        finally:
+            if reader.end is None:
+                client._run_now(calls.hang_up(self))
+
+    def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
+        """Drop all tokens from position `to` on; returns the new length. The next step must name
+        its token."""
+        return self._client._run(self._client._calls.truncate(self, to, timeout_s), timeout_s)
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Give the slot and its pages back; a second time does nothing."""
+        self._client._run(self._client._calls.close(self, timeout_s), timeout_s)
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if not self._client.is_closed:
+            self.close()
+
+
+class Client:
+    """A connection to a daemon and a session there; use it as a context manager.
+
+    Threads may share a client: their calls take turns, each within its own time. One client a
+    thread, or AsyncClient, lets them decode side by side. After a fork make a new client.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, *, timeout_s: float = 60.0,
+        connect_timeout_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        """Connect and say hello. `endpoint` defaults to LATENTD_ENDPOINT, then to
+        ipc:///run/latentd/latentd.sock; `timeout_s` is the time of calls that name none.
+
+        Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
+        """
+        self.endpoint = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+        self.timeout_s = timeout_s
+        self.is_closed = False
+        self._lock = threading.Lock()
+        self._calls = Calls(timeout_s)
+        self._known_losses = 0
+        self._gone: ConnectionLost | None = None
+        self._control: Control | None = None
+        self._context = zmq.Context()
+        link: Link | None = None
+        try:
+            self._link = link = Link(self._context, self.endpoint)
+            self.info: DaemonInfo = self._drive(self._calls.hello(connect_timeout_s))
+            self._watch = Watch(
+                link.socket, self.info.control, self._calls.session, self.info.lease_s
+            )
+        except BaseException as error:
+            if link is not None:
+                link.close()
+            self._context.term()
+            if isinstance(error, DeadlineExceeded):
+                text = f"{self.endpoint} did not say hello within {connect_timeout_s:.3g} s"
+                raise ConnectionLost(text) from None
+            raise
+        link.exchange.max_frame_bytes = self.info.max_frame_bytes
+        link.exchange.max_frames = self.info.max_frames
+        link.watch(self._watch.get_losses)
+
+    def open(
+        self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
+        key: str | None = None, timeout_s: float | None = None,
+    ) -> Slot:  # fmt: skip
+        """Prefill a prompt (ids as a list, or a numpy integer array [n], which travels raw; may be
+        empty) into a new slot and sample the first token.
+
+        With a `key` of your own (up to 64 characters) a call that timed out can be repeated and
+        finds its slot. Raises RequestRejected: no_slot, no_pages, context_full, invalid, deadline.
+        """
+        script = self._calls.open(
+            lambda header, raw: Slot(self, header, raw), prompt, sampling, logits, key, timeout_s
+        )
+        return self._run(script, timeout_s)
+
+    def step(
+        self, rows: Iterable[tuple[Slot, int | None]], *, logits: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Step]:  # fmt: skip
+        """One step of several slots in one request and one replay: pairs of a slot and the token
+        to append (None: its last sampled one).
+
+        When a row is refused the others have run: the RequestRejected of the first refused row
+        is raised, and its `detail["rows"]` holds each row's Step or RequestRejected.
+        """
+        return self._run(self._calls.step_rows(rows, logits, timeout_s), timeout_s)
+
+    def ping(self, *, timeout_s: float | None = None) -> float:
+        """Seconds of one round trip to the engine thread."""
+        start = time.perf_counter()
+        self._run(self._calls.ping(timeout_s), timeout_s)
+        return time.perf_counter() - start
+
+    def health(self) -> Header:
+        """See `Control.health`."""
+        return self._get_control().health()
+
+    def stats(self) -> Header:
+        """See `Control.stats`."""
+        return self._get_control().stats()
+
+    def close(self) -> None:
+        """Give all slots back, end the session and the connection; a second time does nothing."""
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            try:
+                if self._gone is None and self._watch.losses == self._known_losses:
+                    self._drive(self._calls.end_session(1.0))
+            except LatentdError:
+                pass  # the lease will end it
+            self._watch.stop()
+            self._link.close()
+            if self._control is not None:
+                self._control.close()
+            self._context.term()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def _get_control(self) -> Control:
+        with self._lock:
+            if self._control is None:
+                self._control = Control(self.info.control)
+            return self._control
+
+    def _run(self, script: Script[T], timeout_s: float | None) -> T:
+        """Drive a script, when its turn has come."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if not self._lock.acquire(timeout=limit_s):
+            raise DeadlineExceeded(
+                f"another thread's call took all of {limit_s:.3g} s; this one was not sent"
+            )
+        try:
+            if self.is_closed:
+                raise ConnectionLost("the client is closed")
+            if self._gone is not None:
+                raise self._gone
+            if self._watch.losses != self._known_losses:
+                self._recover()
+            if self._calls.orphans:
+                self._drive(self._calls.close_orphans())
+            return self._drive(script)
+        except RequestRejected as refusal:
+            raise self._note(refusal) from None
+        finally:
+            self._lock.release()
+
+    def _run_now(self, script: Script[None]) -> None:
+        """Drive a script that waits for nothing, if nobody else is at it and all is well."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self.is_closed and self._watch.losses == self._known_losses:
+                    self._drive(script)
+            except LatentdError:
+                pass  # it was a courtesy
+            finally:
+                self._lock.release()
+
+    def _recover(self) -> None:
+        """After a broken connection: go on if the same daemon still knows the session."""
+        losses = self._watch.losses
+        check_listener(self.endpoint)
+        self._link.exchange.abandon_all()
+        call = Call("resume", {"session": self._calls.session})
+        self._link.perform(call, min(5.0, self.timeout_s))
+        self._known_losses = losses
+
+    def _note(self, refusal: RequestRejected) -> LatentdError:
+        """Remember when a refusal means that another daemon answers."""
+        error = self._calls.translate(refusal)
+        if isinstance(error, ConnectionLost):
+            self._gone = error
+        return error
+
+    def _drive(self, script: Script[T]) -> T:
+        """Move the bytes that a script wants moved."""
+        try:
+            item = next(script)
+            while True:
+                try:
+                    reply = self._move(item)
+                except BaseException as error:
+                    item = script.throw(error)
+                else:
+                    item = script.send(reply)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _move(self, item: Call | Pending) -> object:
+        call = item if isinstance(item, Call) else item.call
+        limit_s = self.timeout_s if call.timeout_s is None else call.timeout_s
+        if isinstance(item, Call):
+            return self._link.perform(item, limit_s)
+        return self._link.wait(item, limit_s)

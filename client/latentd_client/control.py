@@ -1,0 +1,85 @@
+"""The control socket from the outside: health, stats, drain, and renewing a session's lease."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import zmq
+
+from latentd_client import protocol
+from latentd_client._exchange import Call
+from latentd_client._link import Link
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from latentd_client.protocol import Header
+
+
+class Control:
+    """A connection to a daemon's control socket, which answers while the engine is busy.
+
+    `endpoint` is that of the control socket, or without it the one beside the data socket of
+    LATENTD_ENDPOINT or the default. Threads may share it; their calls take turns.
+    """
+
+    def __init__(self, endpoint: str | None = None, *, timeout_s: float = 5.0) -> None:
+        """Raises ConnectionLost when nothing listens there."""
+        if endpoint is None:
+            data = os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+            endpoint = protocol.control_endpoint(data)
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        try:
+            self._link = Link(self._context, endpoint)
+        except BaseException:
+            self._context.term()
+            raise
+
+    def health(self) -> Header:
+        """`state` ("ready", "draining" or "fault"), `boot_id`, `pid`, `uptime_s`."""
+        return self._ask("health", {})
+
+    def stats(self) -> Header:
+        """Counters and gauges of server and engine; plain numbers, text and maps of them."""
+        reply = self._ask("stats", {})
+        stats = reply.get("stats")
+        return stats if isinstance(stats, dict) else {}
+
+    def drain(self, drain_s: float | None = None) -> None:
+        """Ask the daemon to finish its running work and leave, within `drain_s` (its own default
+        otherwise). Only its own user and root may: RequestRejected("denied") for others."""
+        self._ask("drain", {} if drain_s is None else {"drain_s": float(drain_s)})
+
+    def renew(self, session: str) -> None:
+        """Renew a session's lease. Raises RequestRejected: lease_lost, epoch_gone."""
+        self._ask("resume", {"session": session})
+
+    def cancel(self, session: str, request_id: int) -> bool:
+        """Cancel a session's open or stream by the id of its request; whether it was running."""
+        reply = self._ask("cancel", {"session": session, "request": request_id})
+        return bool(reply.get("known"))
+
+    def _ask(self, op: str, fields: Header) -> Header:
+        with self._lock:
+            reply = self._link.perform(Call(op, fields), self.timeout_s)
+        assert reply is not None
+        return {k: v for k, v in reply.header.items() if k not in ("v", "id", "status")}
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._link.close()
+            self._context.term()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
