@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd_kernels.geometry import ROW_DIM
-from latentd_kernels.ops import MoeWorkspace
+from latentd_kernels.moe import allocate_moe_workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd.model.config import ModelConfig
+    from latentd_kernels.ops import MoeWorkspace
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,12 @@ class Activations:
         rank = config.q_lora_rank
         q_width = rank or config.q_dim
         qkv_a = act(max_rows, config.qkv_a_dim)
-        experts = config.moe.num_experts if config.moe else 0
+        experts, moe = config.moe.num_experts if config.moe else 0, None
+        if config.moe:
+            moe = allocate_moe_workspace(
+                max_rows, config.moe.choices, config.moe.stacked, config.moe.inner,
+                config.hidden_size, dtype, device,
+            )  # fmt: skip
         return cls(
             residual=wide(max_rows, config.hidden_size),
             normed=act(max_rows, config.hidden_size),
@@ -71,7 +77,7 @@ class Activations:
             o=act(max_rows, config.o_dim),
             inner=act(max_rows, config.dense_inner) if config.dense_inner else None,
             router_logits=wide(max_rows, experts) if experts else None,
-            moe=_allocate_moe(config, max_rows, device, dtype) if experts else None,
+            moe=moe,
             logits=wide(max_logit_rows, config.vocab_size),
         )
 
@@ -84,24 +90,3 @@ class Activations:
         buffers = [*vars(acts).values(), *(vars(acts.moe).values() if acts.moe else ())]
         owners = {id(b.untyped_storage()): b for b in buffers if isinstance(b, torch.Tensor)}
         return sum(b.untyped_storage().nbytes() for b in owners.values())
-
-
-def _allocate_moe(
-    config: ModelConfig, max_rows: int, device: torch.device, dtype: torch.dtype
-) -> MoeWorkspace:
-    from latentd_kernels.moe import moe_plan_ints
-
-    moe = config.moe
-    assert moe is not None
-    choices = moe.choices
-
-    def new(kind: torch.dtype, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=kind, device=device)
-
-    return MoeWorkspace(
-        expert_ids=new(torch.int32, max_rows, choices),
-        expert_weights=new(torch.float32, max_rows, choices),
-        hidden=new(dtype, max_rows * choices, moe.inner),
-        parts=new(torch.float32, max_rows, choices, config.hidden_size),
-        plan=new(torch.int32, moe_plan_ints(max_rows, choices, moe.stacked)),
-    )

@@ -1,7 +1,7 @@
 """`ModelConfig`: a Hugging Face config.json of the latent-attention family, read and checked.
 
 What a key means is decided here alone, per `model_type`; whatever the daemon does not serve is
-refused by name before a device is touched. No torch.
+refused by name before a device is touched.
 """
 
 from __future__ import annotations

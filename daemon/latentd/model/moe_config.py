@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latentd.model.fields import CheckpointError
+from latentd_kernels.moe import MAX_EXPERTS, MAX_TOP_K
 from latentd_kernels.ops import RouterParams
 
 if TYPE_CHECKING:
     from latentd.model.fields import Fields
-
-MAX_EXPERTS = 384
-"""Most routed experts (the route kernel keeps a row's scores in one CTA); Kimi-K2 has 384."""
-MAX_TOP_K = 16
-"""Most routed experts a row chooses (the same kernel)."""
 
 
 @dataclass(frozen=True)
