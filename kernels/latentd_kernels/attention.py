@@ -1,0 +1,183 @@
+"""Launches of the attention kernels, and the size of the workspace between attend and expand.
+
+It chooses grids and kernel forms by shape. None of that enters the arithmetic: a row has the same
+bits in every form and grid.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32, c_int64
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from latentd_kernels import attention_shapes as shapes
+from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, max_splits
+from latentd_kernels.launcher import Launcher
+from latentd_kernels.ops import AttentionWorkspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd_kernels.function import Argument
+    from latentd_kernels.ops import Numerics, Rope
+
+NARROW_SMEM: Final = 97_152
+"""Shared memory of a CTA that serves 16 heads: sizeof(Smem<1, 2>) in csrc/attention.cuh."""
+WIDE_SMEM: Final = 155_904
+"""The same for 32 heads, sizeof(Smem<2, 3>): more than sm_86, sm_89 and sm_120 have."""
+WIDE_MIN_ROWS: Final = 4
+"""Rows from which 32 heads a CTA pay; below, more CTAs are worth more than fewer page reads."""
+
+
+def workspace_items(rows: int, max_ctx: int) -> int:
+    """Most items (splits of all rows) that one attend call of `rows` rows can have."""
+    return rows * max_splits(max_ctx)
+
+
+def workspace_bytes(
+    rows: int, max_ctx: int, heads: int, numerics: Numerics, act: torch.dtype = torch.bfloat16
+) -> int:
+    """Bytes that `allocate_workspace` takes."""
+    size = act.itemsize if numerics == "f32" else 4
+    return workspace_items(rows, max_ctx) * heads * (LATENT_DIM * size + 8)
+
+
+def allocate_workspace(
+    rows: int,
+    max_ctx: int,
+    heads: int,
+    numerics: Numerics,
+    device: torch.device,
+    act: torch.dtype = torch.bfloat16,
+) -> AttentionWorkspace:
+    """Room for the partial results of attend calls of at most `rows` rows. Contents undefined."""
+    items = workspace_items(rows, max_ctx)
+    dtype = act if numerics == "f32" else torch.float32
+    return AttentionWorkspace(
+        partial_o=torch.empty((items, heads, LATENT_DIM), dtype=dtype, device=device),
+        partial_ml=torch.empty((items, heads, 2), dtype=torch.float32, device=device),
+    )
+
+
+def expand_form(rows: int, heads: int, v_dim: int, sm_count: int) -> tuple[int, int]:
+    """(threads, rows) of an expand CTA. Few, large CTAs read each partial result once; they are
+    made smaller until every SM has one, or there is nothing left to divide."""
+    for threads, cta_rows in ((512, 8), (512, 4), (512, 2), (512, 1), (256, 2), (256, 1)):
+        if v_dim * 4 // threads * heads * -(-rows // cta_rows) >= sm_count:
+            return threads, cta_rows
+    return 128, 1
+
+
+class AttentionLaunches(Launcher):
+    """append, absorb, attend and expand of `Ops` on the GPU."""
+
+    def append(
+        self,
+        kv: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        rope: Rope | None,
+        slab: Tensor,
+        layer: int,
+        rows: int,
+    ) -> None:
+        """See Ops.append. Raises ValueError for a slab, stride or layer that does not fit."""
+        shapes.check_slab(slab, layer)
+        stride = shapes.check_row_stride("kv", kv, ROW_DIM)
+        args: list[Argument] = [kv, c_int64(stride), norm_weight, c_float(eps), *_rope_args(rope)]
+        args += [self.inputs.kv_row, self.inputs.context_len, slab, c_int32(layer)]
+        self.library.launch("append", (rows, 1, 1), 64, args, stream=self.stream)
+
+    def absorb(
+        self, q: Tensor, kv_b: Tensor, rope: Rope | None, out: Tensor, rows: int, nope_dim: int
+    ) -> None:
+        """See Ops.absorb; more rows than a call takes are done in several. Raises ValueError for
+        head counts and widths that have no kernel."""
+        heads = out.shape[1]
+        v_dim = shapes.head_widths(kv_b, heads, nope_dim)
+        stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
+        for first in range(0, rows, shapes.MAX_CALL_ROWS):
+            num = min(rows - first, shapes.MAX_CALL_ROWS)
+            args: list[Argument] = [q[first:], c_int64(stride), kv_b, *_rope_args(rope)]
+            args += [self.inputs.context_len[first:], out[first:], c_int32(num), c_int32(v_dim)]
+            smem = 2 * nope_dim * (64 + -(-num // 16) * 16)
+            grid = (LATENT_DIM // 64 + 1, heads, 1)
+            self.library.launch(
+                f"absorb_{nope_dim}", grid, 128, args, stream=self.stream, smem=smem
+            )
+
+    def attend(
+        self,
+        q_abs: Tensor,
+        slab: Tensor,
+        layer: int,
+        workspace: AttentionWorkspace,
+        first_row: int,
+        rows: int,
+        softmax_scale: float,
+    ) -> None:
+        """See Ops.attend: one launch in f32 mode, two in the landed chain. Raises ValueError for a
+        slab, layer, head count or row count that does not fit."""
+        shapes.check_rows(rows)
+        shapes.check_slab(slab, layer)
+        heads = q_abs.shape[1]
+        if not 1 <= heads <= shapes.MAX_HEADS:
+            raise ValueError(f"{heads} attention heads: 1 to {shapes.MAX_HEADS} fit")
+        inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
+        is_landed = self.numerics == "landed"
+        scale = _landed(softmax_scale) if is_landed else softmax_scale
+        args: list[Argument] = [q_abs[first_row:], slab, inputs.block_table]
+        args += [inputs.slot_idx[first_row:], inputs.context_len[first_row:]]
+        args += [inputs.split_start[first_row:]]
+        args += [workspace.partial_o, workspace.partial_ml]
+        args += [c_int64(layers * PAGE_SIZE * ROW_DIM), c_int64(layer * PAGE_SIZE * ROW_DIM)]
+        args += [c_int32(rows), c_int32(heads), c_int32(max_pages), c_float(scale)]
+        form, smem, ctas = self._attend_form(rows, heads, max_pages)
+        for name in ("attend_landed_sums", "attend_landed") if is_landed else ("attend_f32",):
+            self.library.launch(
+                f"{name}_{form}", (ctas, 1, 1), 256, args, stream=self.stream, smem=smem
+            )
+
+    def expand(
+        self,
+        workspace: AttentionWorkspace,
+        kv_b: Tensor,
+        out: Tensor,
+        first_row: int,
+        rows: int,
+        nope_dim: int,
+    ) -> None:
+        """See Ops.expand. Raises ValueError for shapes that have no kernel."""
+        shapes.check_rows(rows)
+        heads = workspace.partial_o.shape[1]
+        v_dim = shapes.head_widths(kv_b, heads, nope_dim)
+        threads, cta_rows = expand_form(rows, heads, v_dim, self.library.sm_count)
+        args: list[Argument] = [workspace.partial_o, workspace.partial_ml]
+        args += [self.inputs.split_start[first_row:]]
+        args += [kv_b, out[first_row:], c_int32(rows), c_int32(nope_dim), c_int32(v_dim)]
+        args += [c_int32(cta_rows)]
+        grid = (v_dim * 4 // threads, heads, -(-rows // cta_rows))
+        name = "expand_landed" if self.numerics == "landed" else "expand_f32"
+        self.library.launch(name, grid, threads, args, stream=self.stream)
+
+    def _attend_form(self, rows: int, heads: int, max_pages: int) -> tuple[str, int, int]:
+        """Kernel form, its shared memory and the number of CTAs: as many as can be resident, or
+        as there can be units of work."""
+        is_wide = heads > 16 and rows >= WIDE_MIN_ROWS and self.library.max_smem >= WIDE_SMEM
+        form, smem, tile = ("wide", WIDE_SMEM, 32) if is_wide else ("narrow", NARROW_SMEM, 16)
+        units = workspace_items(rows, max_pages * PAGE_SIZE) * -(-heads // tile)
+        resident = 1 if is_wide else max(1, self.library.max_smem // (smem + 1024))
+        return form, smem, min(units, resident * self.library.sm_count)
+
+
+def _rope_args(rope: Rope | None) -> list[Argument]:
+    """inv_freq (null without rope), magnitude and pair layout."""
+    if rope is None:
+        return [None, c_float(1.0), c_int32(0)]
+    return [rope.inv_freq, c_float(rope.magnitude), c_int32(rope.interleaved)]
+
+
+def _landed(scale: float) -> float:
+    """The bf16 nearest to a softmax scale: the landed chain multiplies scores by it."""
+    return float(torch.tensor(scale).to(torch.bfloat16))
