@@ -53,6 +53,7 @@ class Library:
         self.max_smem = self.device.max_smem
         self.arch = arch or _present_arch(folder, self.device)
         self.manifest = manifest.load(folder, self.arch)
+        self.num_launches = 0  # so far; a capture is checked against it
         self._functions: dict[str, Function] = {}
         modules = {
             name: load_module((folder / self.arch / name).read_bytes() + b"\0")
@@ -82,6 +83,7 @@ class Library:
         """Queue a kernel by name: see Function.launch, which says what it checks and raises."""
         function = self._functions.get(name) or self.function(name)
         function.launch(grid, threads, args, stream, smem, pdl)
+        self.num_launches += 1
 
 
 def _present_arch(folder: Path, device: driver.Device) -> str:
