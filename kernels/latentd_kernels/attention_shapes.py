@@ -58,7 +58,7 @@ def check_row_stride(name: str, x: Tensor, row_dim: int) -> int:
         raise ValueError(f"{name} of shape {tuple(x.shape)}: expected dense rows of {row_dim}")
     if x.stride(0) % 8 or x.data_ptr() % 16:
         raise ValueError(
-            f"{name}: row stride {x.stride(0)}, address {x.data_ptr():#x}: rows must start on 16 bytes"
+            f"{name}: rows of stride {x.stride(0)} at {x.data_ptr():#x} must start on 16 bytes"
         )
     return x.stride(0)
 
