@@ -61,7 +61,7 @@ class FakeBackend:
     """Keeps token ids where a real backend keeps latents."""
 
     def __init__(self, info: ModelInfo, pages: int) -> None:
-        self.depth = 2
+        self.eager = True
         self.info = info
         self.fault: str | None = None  # set it, and the next wait() raises DeviceFault
         self.launches = 0
@@ -71,7 +71,7 @@ class FakeBackend:
         self._pending: deque[StepPlan] = deque()
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
-        assert len(self._pending) < self.depth
+        assert len(self._pending) < 2
         assert plan.rows <= bucket
         self.launches += 1
         self._pending.append(plan)

@@ -14,6 +14,7 @@ from latentd.engine_launches import Launches
 from latentd.engine_stats import EngineStats
 from latentd.operations import OpenDone, OpenRequest, SlotState, StepRequest, StreamRequest
 from latentd.scheduler import OpenTask, Scheduler, StreamTask
+from latentd.startup import StartupReport
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -31,11 +32,17 @@ class Engine:
     """Slots, queues and launches of one model. All methods belong to one thread."""
 
     def __init__(
-        self, info: ModelInfo, slots: SlotTable, backend: Backend, prefill_chunk: int
+        self,
+        info: ModelInfo,
+        slots: SlotTable,
+        backend: Backend,
+        prefill_chunk: int,
+        startup: StartupReport | None = None,
     ) -> None:
         """`info.layers` owns the page geometry; `slots` has its pool; `backend` runs plans of up
         to max(info.buckets) decode rows or `prefill_chunk` prompt rows."""
         self.info = info
+        self.startup = startup or StartupReport()
         self.slots = slots
         self.backend = backend
         self.scheduler = Scheduler(slots, info.layers * info.page_size, prefill_chunk)
@@ -157,3 +164,7 @@ class Engine:
             "prompts_queued": len(self.scheduler.opens),
             **self.counters.snapshot(),
         }
+
+    def reset_stats(self) -> None:
+        """Count from zero again."""
+        self.counters = self.launches.counters = EngineStats(self.info.buckets)

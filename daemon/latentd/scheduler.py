@@ -89,10 +89,10 @@ class StepOutputs:
 
 
 class Backend(Protocol):
-    """Runs plans on a device, in order. `depth`: launches that may be in flight together (1 when
-    launch() itself computes)."""
+    """Runs plans on a device, in order. At most two are in flight, and none behind one
+    whose `logit_rows` are still to be read. `eager`: decode plans run without graphs."""
 
-    depth: int
+    eager: bool
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         """Stage the plan and start it. `bucket` rows run (the rest is padding)."""

@@ -1,0 +1,236 @@
+"""From options to a running engine: device, checkpoint, memory plan, weights, graphs, self-test."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from latentd import memory
+from latentd.backend_steps import CpuBackend, StepRunner
+from latentd.buffers import StepBuffers
+from latentd.checkpoint import inspect, load
+from latentd.engine import Engine
+from latentd.model.config import ModelConfig
+from latentd.model.forward import Model
+from latentd.model.random_weights import random_weights
+from latentd.operations import ModelInfo
+from latentd.options import StartError
+from latentd.pages import PagePool
+from latentd.selftest import run_selftest
+from latentd.slots import SlotTable
+from latentd.startup import StartupReport
+from latentd_kernels import ARITHMETIC_VERSION, driver, manifest
+from latentd_kernels.geometry import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latentd.backend_cuda import CudaBackend
+    from latentd.memory import MemoryPlan
+    from latentd.model.weights import Weights
+    from latentd.options import EngineOptions
+    from latentd_kernels.library import Library
+
+Report = "Callable[[str], None]"
+
+
+def choose_device(options: EngineOptions) -> tuple[torch.device, str]:
+    """The device and the reason for it. Raises StartError when the asked one cannot be had."""
+    if options.device == "cpu":
+        return torch.device("cpu"), "asked for"
+    reason = _cuda_refusal(options)
+    if reason is None:
+        return torch.device("cuda", 0), "asked for" if options.device == "cuda" else "a GPU is here"
+    if options.device == "cuda":
+        raise StartError(f"device cuda cannot be used: {reason}")
+    return torch.device("cpu"), reason
+
+
+def _cuda_refusal(options: EngineOptions) -> str | None:
+    if options.dtype == "float32":
+        return "dtype float32 runs on the cpu only"
+    if driver.device_count() == 0:
+        return "no NVIDIA GPU or no driver"
+    if not torch.cuda.is_available():
+        return "this torch is built without CUDA"
+    if not any(manifest.CUBIN_DIR.glob(f"*/{manifest.FILE_NAME}")):
+        return f"no cubins in {manifest.CUBIN_DIR} (python -m latentd_kernels.build makes them)"
+    return None
+
+
+def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engine:
+    """Load the model and make the engine ready to serve; `report` gets a line a phase.
+
+    Raises CheckpointError and StartError before any device work where that can be told, later
+    StartError (memory, self-test), ManifestError and DriverError (cubins, driver), DeviceFault.
+    """
+    startup = StartupReport(buckets=options.buckets)
+    with startup.phase("checkpoint"):
+        if options.weights == "random":
+            config = ModelConfig.from_dir(options.model_dir)
+        else:
+            config = inspect(options.model_dir, memory.act_dtype(options)).config
+        memory.check_limits(config, options)
+    device, startup.why = choose_device(options)
+    report(f"device: {device.type}, {startup.why}")
+    start = _Start(options, config, device, startup, report)
+    engine = start.engine()
+    if options.selftest:
+        with startup.phase("self-test"):
+            startup.selftest = run_selftest(engine).require().lines
+    for name, seconds in startup.phases.items():
+        report(f"{name}: {seconds:.2f} s")
+    return engine
+
+
+class _Start:
+    """One start: holds what the phases hand on."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        config: ModelConfig,
+        device: torch.device,
+        startup: StartupReport,
+        report: Callable[[str], None],
+    ) -> None:
+        self.options = options
+        self.config = config
+        self.device = device
+        self.startup = startup
+        self.report = report
+        self.library: Library | None = None
+
+    def engine(self) -> Engine:
+        """Run the phases up to the captured graphs."""
+        options, startup = self.options, self.startup
+        if self.device.type == "cuda":
+            with startup.phase("cubins"):
+                from latentd_kernels.library import Library
+
+                self.library = Library()
+        startup.device = self._device_name()
+        plan = memory.plan(self.config, options, self.device, self._free_bytes())
+        with startup.phase("weights"):
+            weights = self._weights()
+            model = Model(self.config, weights)
+        if self.library is None:
+            with startup.phase("buffers"):
+                backend: CpuBackend | CudaBackend = CpuBackend(self._cpu_runner(model, plan))
+        else:
+            if options.kv_pages == "auto":
+                plan = self._measured_plan(self.library, model, plan)
+            backend = self._cuda_backend(self.library, model, plan)
+            startup.graph_nodes = backend.graphs.num_nodes
+            startup.graph_bytes = backend.graphs.num_bytes
+            startup.capture_s = backend.graphs.capture_s
+        self._note(plan)
+        slots = SlotTable(options.max_slots, options.max_ctx, PagePool(plan.kv_pages))
+        return Engine(self._info(weights), slots, backend, options.prefill_chunk, startup)
+
+    def _weights(self) -> Weights:
+        options, dtype = self.options, memory.act_dtype(self.options)
+        if options.weights == "random":
+            return random_weights(self.config, self.device, dtype, options.seed)
+        last_s = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal last_s
+            now_s = time.monotonic()
+            if now_s - last_s > 1.0 or done == total:
+                last_s = now_s
+                self.report(
+                    f"weights: {done / 2**30:.2f} of {total / 2**30:.2f} GiB ({done / total:.0%})"
+                )
+
+        return load(options.model_dir, self.config, self.device, dtype, progress)
+
+    def _cpu_runner(self, model: Model, plan: MemoryPlan) -> StepRunner:
+        from latentd_kernels.reference.ops import ReferenceOps
+
+        buffers = StepBuffers.allocate(self.config, self.options, self.device, plan.kv_pages)
+        ops = ReferenceOps(buffers.inputs, buffers.ring, self.options.numerics)
+        return StepRunner(model, ops, buffers)
+
+    def _cuda_backend(self, library: Library, model: Model, plan: MemoryPlan) -> CudaBackend:
+        """Buffers, operations and graphs on the GPU, warmed up."""
+        from latentd.backend_cuda import CudaBackend
+        from latentd_kernels.cuda_ops import CudaOps
+
+        options, startup = self.options, self.startup
+        with startup.phase("buffers"):
+            try:
+                buffers = StepBuffers.allocate(self.config, options, self.device, plan.kv_pages)
+            except torch.OutOfMemoryError as error:
+                raise StartError(f"the planned buffers do not fit: {error}") from error
+            torch.cuda.synchronize()
+        stream = driver.create_stream()
+        ops = CudaOps(library, buffers.inputs, buffers.ring, options.numerics, stream)
+        runner = StepRunner(model, ops, buffers)
+        backend = CudaBackend(runner, stream, lambda: library.num_launches, options.eager)
+        with startup.phase("warm-up"):
+            backend.warm(options.buckets)
+        if not options.eager:
+            with startup.phase("capture"):
+                backend.capture(options.buckets)
+        return backend
+
+    def _measured_plan(self, library: Library, model: Model, guess: MemoryPlan) -> MemoryPlan:
+        """Size the pool by what is left, after a trial capture on a minimal one."""
+        graph_bytes = 0
+        if not self.options.eager:
+            trial = MemoryPlan(**{**vars(guess), "kv_pages": 1})
+            backend = self._cuda_backend(library, model, trial)
+            graph_bytes = backend.graphs.num_bytes
+            backend.close()
+            del backend
+            torch.cuda.empty_cache()
+        free = driver.memory_info()[0] + guess.weight_bytes  # the weights are in already
+        return memory.plan(self.config, self.options, self.device, free, graph_bytes)
+
+    def _free_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return driver.memory_info()[0]
+        return memory.available_host_bytes()
+
+    def _device_name(self) -> str:
+        if self.library is None:
+            return "cpu"
+        return f"cuda ({self.library.device.name}, {self.library.arch})"
+
+    def _note(self, plan: MemoryPlan) -> None:
+        startup = self.startup
+        startup.weight_bytes = plan.weight_bytes
+        startup.buffer_bytes = plan.static_bytes + plan.workspace_bytes
+        startup.bytes_per_token = plan.page_bytes // PAGE_SIZE
+        startup.kv_pages = plan.kv_pages
+        startup.full_pages = plan.full_pages
+        startup.slab_bytes = plan.slab_bytes
+
+    def _info(self, weights: Weights) -> ModelInfo:
+        options, config = self.options, self.config
+        arch = self.library.arch if self.library is not None else "cpu"
+        identity = (
+            repr(config), weights.content_hash, options.dtype, options.numerics,
+            ARITHMETIC_VERSION, self.device.type, arch,
+        )  # fmt: skip
+        return ModelInfo(
+            name=options.model_dir.resolve().name,
+            fingerprint=hashlib.sha256(repr(identity).encode()).hexdigest(),
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            nope_dim=config.nope_dim,
+            v_dim=config.v_dim,
+            max_ctx=options.max_ctx,
+            max_slots=options.max_slots,
+            buckets=options.buckets,
+            page_size=PAGE_SIZE,
+            numerics=options.numerics,
+            dtype=options.dtype,
+            device=self.startup.device,
+        )

@@ -1,0 +1,117 @@
+"""The cuda backend: staged steps as graph replays or eager launches, and the wait for each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from latentd.graphs import Graphs
+from latentd.operations import DeviceFault
+from latentd.scheduler import StepOutputs, StepPlan
+from latentd_kernels import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from latentd.backend_steps import StepRunner
+
+SPIN_S: Final = 0.010
+"""How long a wait spins (letting go of the interpreter lock) before it sleeps between looks."""
+SLEEP_S: Final = 50e-6
+QUERY_S: Final = 0.001
+"""How often a wait asks the stream, so that a fault is seen and not waited for."""
+
+
+class CudaBackend:
+    """`Backend` over cubins on one stream. Decode plans replay their bucket's graph, unless
+    `eager`; prompt chunks always run eagerly."""
+
+    def __init__(
+        self, runner: StepRunner, stream: int, num_launches: Callable[[], int], eager: bool
+    ) -> None:
+        self.runner = runner
+        self.stream = stream
+        self.graphs = Graphs(stream)
+        self.eager = eager
+        self._num_launches = num_launches
+        self._torch_stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
+        self._pending: deque[StepPlan] = deque()
+        ring = runner.buffers.ring
+        entries = ring.layout.entries
+        self._numbers = [memoryview(ring.entry(idx).step.data) for idx in range(entries)]
+
+    def warm(self, buckets: Sequence[int]) -> None:
+        """Run a step of padding rows in every bucket, eagerly: whatever is set up on first use is
+        set up before a capture."""
+        eager, self.eager = self.eager, True
+        for bucket in buckets:
+            self.launch(StepPlan(0, [], [], [], [], [], []), bucket)
+            self.wait()
+        self.eager = eager
+
+    def capture(self, buckets: Sequence[int]) -> None:
+        """Capture the decode step of every bucket."""
+        self.graphs.capture(buckets, self.runner.decode, self._num_launches)
+
+    def launch(self, plan: StepPlan, bucket: int) -> None:
+        """Stage the plan and start it."""
+        self.runner.stage(plan, bucket)
+        self._pending.append(plan)
+        try:
+            if plan.is_chunk:
+                self.runner.prompt(plan)
+            elif self.eager:
+                self.runner.decode(bucket)
+            else:
+                self.graphs.launch(bucket)
+        except driver.DriverError as error:
+            raise DeviceFault(str(error)) from error
+
+    def wait(self) -> StepOutputs:
+        """Wait until the oldest plan's step number appears. Raises DeviceFault."""
+        plan = self._pending.popleft()
+        step = self.runner.completed
+        try:
+            self._wait_for(self._numbers[step % len(self._numbers)], step + 1)
+            logits = self._read_logits(plan.logit_rows)
+        except (driver.DriverError, torch.AcceleratorError) as error:
+            raise DeviceFault(str(error)) from error
+        return self.runner.outputs(plan, logits)
+
+    def _wait_for(self, number: memoryview, value: int) -> None:
+        start_s = asked_s = time.perf_counter()
+        while True:
+            for _ in range(16):
+                if number[0] == value:
+                    return
+                os.sched_yield()
+            now_s = time.perf_counter()
+            if now_s - asked_s > QUERY_S:
+                asked_s = now_s
+                if driver.is_idle(self.stream) and number[0] != value:
+                    raise DeviceFault(f"the stream is empty, but step {value} was not published")
+            if now_s - start_s > SPIN_S:
+                time.sleep(SLEEP_S)
+
+    def _read_logits(self, rows: list[int]) -> dict[int, NDArray[np.float32]]:
+        """Copies of rows of the step's logits; nothing may have been launched behind it."""
+        logits = {}
+        buffers = self.runner.buffers
+        for row in rows:
+            with torch.cuda.stream(self._torch_stream):
+                buffers.logits_host.copy_(buffers.acts.logits[row], non_blocking=True)
+            driver.synchronize(self.stream)
+            logits[row] = buffers.logits_host.numpy().copy()
+        return logits
+
+    def close(self) -> None:
+        """Free the graphs and the stream; the buffers go with their last reference."""
+        self.graphs.close()
+        driver.destroy_stream(self.stream)

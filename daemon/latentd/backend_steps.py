@@ -1,0 +1,93 @@
+"""Steps of a model over static buffers: what both backends share, and the cpu backend.
+
+A backend stages plans into the ring, runs `decode_step` or `prompt_chunk` for each in order, and
+reads back the entry's outputs. It knows nothing of slots and requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from latentd.buffers import stage
+from latentd.model.forward import decode_step, prompt_chunk
+from latentd.scheduler import StepOutputs, StepPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from latentd.buffers import StepBuffers
+    from latentd.model.forward import Model
+    from latentd_kernels.ops import Ops
+    from latentd_kernels.staging import EntryViews
+
+
+class StepRunner:
+    """Numbers, stages and runs steps. `launched` steps were staged, `completed` read back."""
+
+    def __init__(self, model: Model, ops: Ops, buffers: StepBuffers) -> None:
+        self.model = model
+        self.ops = ops
+        self.buffers = buffers
+        self.launched = 0
+        self.completed = 0
+
+    def stage(self, plan: StepPlan, bucket: int) -> None:
+        """Write the plan into the next ring entry."""
+        stage(self.buffers.ring.entry(self.launched), plan, bucket)
+        self.launched += 1
+
+    def decode(self, rows: int) -> None:
+        """Run a decode step of `rows` rows through the operations, as eager and capture do."""
+        b = self.buffers
+        decode_step(self.ops, self.model, b.acts, b.workspace, b.slab, rows)
+
+    def prompt(self, plan: StepPlan) -> None:
+        """Run a prompt chunk through the operations."""
+        b = self.buffers
+        prompt_chunk(self.ops, self.model, b.acts, b.workspace, b.slab, plan.rows, plan.is_last)
+
+    def oldest(self) -> EntryViews:
+        """The ring entry of the oldest step that is not read back."""
+        return self.buffers.ring.entry(self.completed)
+
+    def outputs(self, plan: StepPlan, logits: dict[int, NDArray[np.float32]]) -> StepOutputs:
+        """Read the oldest entry's outputs, which must be complete, and let it go."""
+        entry = self.oldest()
+        self.completed += 1
+        rows = plan.rows if not plan.is_chunk else int(plan.is_last)
+        return StepOutputs(
+            entry.tokens[:rows].tolist(),
+            entry.logprobs[:rows].tolist(),
+            logits,
+            int(entry.elapsed_ns[0]) / 1e3,
+        )
+
+
+class CpuBackend:
+    """`Backend` over the torch reference. wait() computes, so that a launch behind another one
+    does not delay the events of the first."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self.runner = runner
+        self.eager = True  # there are no graphs
+        self._pending: deque[tuple[StepPlan, int]] = deque()
+
+    def launch(self, plan: StepPlan, bucket: int) -> None:
+        """Stage the plan."""
+        self.runner.stage(plan, bucket)
+        self._pending.append((plan, bucket))
+
+    def wait(self) -> StepOutputs:
+        """Compute the oldest staged plan."""
+        plan, bucket = self._pending.popleft()
+        runner = self.runner
+        if plan.is_chunk:
+            runner.prompt(plan)
+        else:
+            runner.decode(bucket)
+        step = runner.completed + 1
+        assert int(runner.oldest().step[0]) == step, "the step was not published"
+        rows = runner.buffers.acts.logits
+        return runner.outputs(plan, {row: rows[row].numpy().copy() for row in plan.logit_rows})

@@ -1,0 +1,105 @@
+"""The static buffers of a step, allocated once, and the staging of a plan into a ring entry.
+
+Captured graphs hold the buffers' addresses, so nothing here is ever replaced. Staging is numpy on
+host memory: no torch call, no device call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from latentd import memory
+from latentd.model.activations import Activations
+from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, num_pages
+from latentd_kernels.ops import AttentionWorkspace
+from latentd_kernels.staging import StepRing, allocate_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd.model.config import ModelConfig
+    from latentd.options import EngineOptions
+    from latentd.scheduler import StepPlan
+    from latentd_kernels.ops import StepInputs
+    from latentd_kernels.staging import EntryViews
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Everything a step reads and writes beside the weights."""
+
+    ring: StepRing
+    inputs: StepInputs
+    slab: Tensor  # [pages, layers, 64, 576] act, zero at start
+    acts: Activations
+    workspace: AttentionWorkspace
+    logits_host: Tensor  # [vocab] float32, pinned on cuda: one row on its way to the host
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, options: EngineOptions, device: torch.device, kv_pages: int
+    ) -> StepBuffers:
+        """All buffers on `device`. On the cpu the slab takes memory only where it is written."""
+        layout = memory.step_layout(options)
+        items, heads = memory.workspace_items(options), config.num_heads
+        partial = memory.partial_dtype(options)
+        return cls(
+            ring=StepRing(layout, device),
+            inputs=allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), device),
+            slab=allocate_slab(config, kv_pages, device, memory.act_dtype(options)),
+            acts=Activations.allocate(
+                config, options.max_rows, options.max_slots, device, memory.act_dtype(options)
+            ),
+            workspace=AttentionWorkspace(
+                torch.zeros((items, heads, LATENT_DIM), dtype=partial, device=device),
+                torch.zeros((items, heads, 2), dtype=torch.float32, device=device),
+            ),
+            logits_host=torch.zeros(config.vocab_size, pin_memory=device.type == "cuda"),
+        )
+
+
+def allocate_slab(
+    config: ModelConfig, kv_pages: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The zeroed page pool [pages, layers, 64, 576]."""
+    shape = (kv_pages, config.num_layers, PAGE_SIZE, ROW_DIM)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    bits = np.zeros(shape, np.int16 if dtype.itemsize == 2 else np.int32)  # lazily committed
+    return torch.from_numpy(bits).view(dtype)
+
+
+def stage(entry: EntryViews, plan: StepPlan, bucket: int) -> None:
+    """Write a plan into a ring entry; rows plan.rows .. bucket - 1 become padding."""
+    rows = plan.rows
+    if bucket > rows:
+        entry.clear(bucket)
+    entry.token_ids[:rows] = plan.token_ids
+    entry.slot_idx[:rows] = plan.slot_idx
+    entry.context_len[:rows] = plan.context_len
+    entry.kv_row[:rows] = plan.kv_row
+    first = plan.sampling[0] if plan.sampling else None
+    if first is not None and all(params is first for params in plan.sampling):
+        entry.temperature[:rows] = first.temperature
+        entry.top_k[:rows] = first.top_k
+        entry.top_p[:rows] = first.top_p
+        entry.min_p[:rows] = first.min_p
+        entry.seed[:rows] = first.seed or 0  # admission has drawn one
+    else:
+        entry.temperature[:rows] = [params.temperature for params in plan.sampling]
+        entry.top_k[:rows] = [params.top_k for params in plan.sampling]
+        entry.top_p[:rows] = [params.top_p for params in plan.sampling]
+        entry.min_p[:rows] = [params.min_p for params in plan.sampling]
+        entry.seed[:rows] = [params.seed or 0 for params in plan.sampling]
+    count = len(plan.updates)
+    if count:
+        entry.updates[:count] = plan.updates
+    entry.num_updates[0] = count
+    count = len(plan.zero_pages)
+    if count:
+        entry.zero_pages[:count] = plan.zero_pages
+    entry.num_zero_pages[0] = count

@@ -1,0 +1,51 @@
+"""What the engine is started with; plain values, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUCKETS: Final = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+"""Row counts that decode steps are captured for."""
+MAX_SLOTS: Final = BUCKETS[-1]
+
+
+class StartError(Exception):
+    """The engine cannot be started as asked; the text names what, the value and the limit."""
+
+
+class SelftestFailed(StartError):
+    """The self-test found two results that must be the same bits and are not."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Everything that `start_engine` needs. `kv_pages`: 0 lets every slot reach max_ctx, "auto"
+    takes what the device has left, else a number. `seed` is that of random weights, for which
+    `model_dir` needs a config.json only."""
+
+    model_dir: Path
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    seed: int = 0
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    numerics: Literal["f32", "landed"] = "f32"
+    max_ctx: int = 4096
+    max_slots: int = 64
+    kv_pages: int | Literal["auto"] = 0
+    prefill_chunk: int = 512
+    eager: bool = False
+    selftest: bool = True  # compare results before serving; only tests leave it out
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts of decode steps: the usual ones below max_slots, then max_slots."""
+        return (*(size for size in BUCKETS if size < self.max_slots), self.max_slots)
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one launch."""
+        return max(self.max_slots, self.prefill_chunk)
