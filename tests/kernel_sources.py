@@ -1,4 +1,4 @@
-"""A folder of small CUDA sources and a fake compiler for the tests of build, manifest and library."""
+"""Small CUDA sources and a fake compiler, for the tests of build, manifest and library."""
 
 import sys
 from pathlib import Path

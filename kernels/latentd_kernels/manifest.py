@@ -89,7 +89,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def source_hashes(sources: Path = SOURCES) -> dict[str, str]:
+def source_hashes(sources: Path) -> dict[str, str]:
     """sha256 of every .cu and .cuh file of a folder, by name."""
     files = sorted([*sources.glob("*.cu"), *sources.glob("*.cuh")])
     return {path.name: sha256(path) for path in files}
@@ -124,7 +124,7 @@ def read(folder: Path, arch: str) -> Manifest:
     return manifest
 
 
-def load(cubin_dir: Path, arch: str, sources: Path = SOURCES) -> Manifest:
+def load(cubin_dir: Path, arch: str, sources: Path | None = None) -> Manifest:
     """Read the manifest of one architecture and verify sources and images by their hashes.
 
     Raises ManifestError as `read` does, and for sources that differ from those beside the package,
@@ -132,7 +132,7 @@ def load(cubin_dir: Path, arch: str, sources: Path = SOURCES) -> Manifest:
     """
     folder = cubin_dir / arch
     manifest = read(folder, arch)
-    present = source_hashes(sources)
+    present = source_hashes(sources or SOURCES)
     for name in sorted({*manifest.sources, *present}):
         if manifest.sources.get(name) != present.get(name):
             raise ManifestError(

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from kernel_sources import compiled, make_sources, put_fake_nvcc_on_path
 
+from kernel_sources import compiled, make_sources, put_fake_nvcc_on_path
 from latentd_kernels import build, compiler, manifest
 from latentd_kernels.compiler import BuildError
 

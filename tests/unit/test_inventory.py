@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from kernel_sources import make_sources, put_fake_nvcc_on_path
 
+from kernel_sources import make_sources, put_fake_nvcc_on_path
 from latentd_kernels import build, inventory, manifest
 from latentd_kernels.inventory import InventoryError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_sources import make_sources, put_fake_nvcc_on_path
 
+from kernel_sources import make_sources, put_fake_nvcc_on_path
 from latentd_kernels import build, manifest
 from latentd_kernels.manifest import ManifestError
 
@@ -90,7 +90,7 @@ def test_the_manifest_of_another_architecture_is_refused(built: Path) -> None:
 
 def test_another_geometry_is_refused_with_both_values(built: Path) -> None:
     rewrite(built, lambda body: body["geometry"].update(page_size=128))
-    with pytest.raises(ManifestError, match="geometry .*'page_size': 128.* has .*'page_size': 64"):
+    with pytest.raises(ManifestError, match=r"geometry .*'page_size': 128.* has .*'page_size': 64"):
         load(built)
 
 
