@@ -1,0 +1,138 @@
+"""Launches of embed, norm, linear and gated_linear; csrc/{elementwise,linear}.cu compute them."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32, c_int64
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from latentd_kernels.launcher import Launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd_kernels.function import Argument
+
+_THREADS: Final = 256  # of embed, norm and the wide tiled product
+_OUT_BF16, _OUT_F32, _OUT_ACCUMULATE = 0, 1, 2  # OutKind in csrc/linear.cu
+_BLOCK_K: Final = 32  # product.cuh
+_TILE_ROWS: Final = 64
+_SKINNY_ROWS: Final = 32
+_STAGES: Final = 4
+MAX_NORM_DIM: Final = 16384
+
+
+def num_segments(weight_rows: int) -> int:
+    """Runs into which K is cut: a property of the matrix, never of the batch: it decides bits.
+
+    Matrices with few 16-row tiles get more warps a tile, so that enough loads are in flight.
+    """
+    return 16 if weight_rows <= 4096 else 8
+
+
+def tiled_smem(features: int) -> int:
+    """Bytes of shared memory of a tiled product with that many weight rows a CTA."""
+    return (features + _TILE_ROWS) * 128 * _STAGES
+
+
+def require_rows(name: str, x: Tensor, what: str) -> None:
+    """Refuse activations that 16-byte loads cannot read."""
+    if x.stride(1) != 1 or x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16:
+        raise ValueError(
+            f"{name}: {what} needs contiguous, 16-byte aligned rows, not strides {x.stride()}"
+        )
+
+
+def require_k(name: str, k: int) -> None:
+    """Refuse a K that the products cannot cut into blocks."""
+    if k % _BLOCK_K:
+        raise ValueError(f"{name}: k = {k} is not a multiple of {_BLOCK_K}")
+
+
+class DenseLaunches(Launcher):
+    """embed, norm, linear and gated_linear."""
+
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, rows: int) -> None:
+        """See `Ops.embed`."""
+        require_rows("embed", out, "out")
+        args: list[Argument] = [
+            table,
+            token_ids,
+            out,
+            c_int32(table.shape[1]),
+            c_int64(out.stride(0)),
+        ]
+        self.library.launch("embed", (rows, 1, 1), _THREADS, args, stream=self.stream)
+
+    def norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        rows: int,
+        parts: Tensor | None = None,
+        part_weights: Tensor | None = None,
+    ) -> None:
+        """See `Ops.norm`."""
+        dim = weight.shape[0]
+        if dim % 8 or dim > MAX_NORM_DIM:
+            raise ValueError(f"norm: dim = {dim} is not a multiple of 8 up to {MAX_NORM_DIM}")
+        require_rows("norm", x, "x")
+        require_rows("norm", out, "out")
+        args: list[Argument] = [x, weight, c_float(eps), out, c_int32(dim), c_int64(x.stride(0))]
+        args.append(c_int64(out.stride(0)))
+        name = "norm_bf16"
+        if x.dtype == torch.float32:
+            name = "norm_f32"
+            choices = 0 if parts is None else parts.shape[1]
+            args += [parts, part_weights, c_int32(choices)]
+        elif parts is not None:
+            raise ValueError("norm: parts are added to float32 rows only")
+        self.library.launch(name, (rows, 1, 1), _THREADS, args, stream=self.stream)
+
+    def linear(
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, accumulate: bool = False
+    ) -> None:
+        """See `Ops.linear`."""
+        if accumulate and out.dtype != torch.float32:
+            raise ValueError(f"linear: accumulates into float32, not {out.dtype}")
+        kind = _OUT_ACCUMULATE if accumulate else _OUT_F32
+        kind = _OUT_BF16 if out.dtype == torch.bfloat16 else kind
+        self._product("linear", x, weight, out, rows, weight.shape[0], 16, kind)
+
+    def gated_linear(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:
+        """See `Ops.gated_linear`."""
+        self._product("gated", x, weight, out, rows, weight.shape[0] // 2, 8, _OUT_BF16)
+
+    def _product(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        rows: int,
+        features: int,
+        tile_features: int,
+        kind: int,
+    ) -> None:
+        weight_rows, k = weight.shape
+        require_k(name, k)
+        require_rows(name, x, "x")
+        args: list[Argument] = [weight, x, out, c_int32(features), c_int32(k), c_int32(rows)]
+        args += [c_int64(x.stride(0)), c_int64(out.stride(0)), c_int32(kind)]
+        segments = num_segments(weight_rows)
+        if rows <= _SKINNY_ROWS:
+            tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
+            grid = (-(-features // tile_features), 1, 1)
+            kernel = f"{name}_skinny_r{tiles}_s{segments}"
+            self.library.launch(kernel, grid, segments * 32, args, stream=self.stream)
+            return
+        row_tiles = -(-rows // _TILE_ROWS)
+        wide = -(-weight_rows // 128) * row_tiles >= self.library.sm_count
+        height = 128 if wide else 32
+        grid = (-(-features // (height // 16 * tile_features)), row_tiles, 1)
+        kernel = f"{name}_tiled_f{height}_s{segments}"
+        threads, smem = (_THREADS if wide else 128), tiled_smem(height)
+        self.library.launch(kernel, grid, threads, args, stream=self.stream, smem=smem)

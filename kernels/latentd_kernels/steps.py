@@ -1,0 +1,70 @@
+"""Launches of the first and last nodes of a step; csrc/staging.cu computes them."""
+
+from __future__ import annotations
+
+from ctypes import c_int32, c_int64
+from typing import TYPE_CHECKING, Final
+
+from latentd_kernels.launcher import Launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd_kernels.function import Argument
+
+_STAGE_THREADS: Final = 512
+_ZERO_THREADS: Final = 256
+
+
+class StepLaunches(Launcher):
+    """stage, zero_pages and publish."""
+
+    def _ring_args(self) -> list[Argument]:
+        ring, layout = self.ring, self.ring.layout
+        sizes = (layout.entries, layout.row_capacity, layout.max_updates, layout.zero_capacity)
+        return [ring.host, ring.step_counter, *map(c_int64, sizes), ring.start_ns]
+
+    def stage(self, rows: int) -> None:
+        """See `Ops.stage`."""
+        inputs = self.inputs
+        args: list[Argument] = [
+            *self._ring_args(),
+            inputs.token_ids,
+            inputs.slot_idx,
+            inputs.context_len,
+            inputs.top_k,
+            inputs.temperature,
+            inputs.top_p,
+            inputs.min_p,
+            inputs.kv_row,
+            inputs.seed,
+            inputs.split_start,
+            inputs.block_table,
+            inputs.zero_pages,
+            inputs.num_zero_pages,
+            c_int32(rows),
+            c_int32(inputs.block_table.shape[1]),
+        ]
+        self.library.launch("stage", (1, 1, 1), _STAGE_THREADS, args, stream=self.stream)
+
+    def zero_pages(self, slab: Tensor) -> None:
+        """See `Ops.zero_pages`."""
+        page_vectors = c_int64(slab[0].numel() * slab.element_size() // 16)
+        args: list[Argument] = [
+            slab,
+            self.inputs.zero_pages,
+            self.inputs.num_zero_pages,
+            page_vectors,
+        ]
+        grid = (self.library.sm_count, 1, 1)
+        self.library.launch("zero_pages", grid, _ZERO_THREADS, args, stream=self.stream)
+
+    def publish(self, rows: int) -> None:
+        """See `Ops.publish`."""
+        args: list[Argument] = [
+            *self._ring_args(),
+            self.ring.tokens,
+            self.ring.logprobs,
+            c_int32(rows),
+        ]
+        self.library.launch("publish", (1, 1, 1), _STAGE_THREADS, args, stream=self.stream)
