@@ -1,23 +1,20 @@
-"""The settings of the daemon: one frozen dataclass, from defaults, TOML, environment and flags.
+"""The settings of the daemon: one frozen dataclass.
 
 The fields of `Config` are the one table of settings: the flags with their help (grouped by
 subject), the names in TOML and in the environment, and every check come from it. Only the commands
-read a Config; all other modules take plain arguments.
+read a Config; all other modules take plain arguments. `sources.load` fills it.
 """
 
 from __future__ import annotations
 
-import os
-import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
+from latentd.options import EngineOptions
 from latentd.settings import ConfigError, Setting
+from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
 from latentd_kernels.geometry import MAX_CTX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,10 @@ class Config:
         ),
     ] = 0
     prefill_chunk: Annotated[
-        int, Setting("memory", "most prompt rows run between two steps", "int", low=1, high=8192)
+        int, Setting("memory", "most prompt rows run between two steps", "int", low=1, high=512)
     ] = 512
 
-    endpoint: Annotated[str, Setting("server", "data socket", "endpoint")] = (
-        "ipc:///run/latentd/latentd.sock"
-    )
+    endpoint: Annotated[str, Setting("server", "data socket", "endpoint")] = DEFAULT_ENDPOINT
     control_endpoint: Annotated[
         str, Setting("server", "control socket; without it, beside the data socket", "endpoint")
     ] = ""
@@ -98,10 +93,10 @@ class Config:
     ] = 200
     max_frame_bytes: Annotated[
         int, Setting("server", "largest frame of a message", "int", low=4096, high=1 << 30)
-    ] = 16 << 20
+    ] = MAX_FRAME_BYTES
     max_frames: Annotated[
         int, Setting("server", "most frames in a message", "int", low=2, high=1024)
-    ] = 16
+    ] = MAX_FRAMES
 
     drain_s: Annotated[
         float,
@@ -136,56 +131,16 @@ class Config:
         if self.device == "cuda" and self.dtype == "float32":
             raise ConfigError("dtype = 'float32' needs device = 'cpu'; cuda runs in 'bfloat16'")
 
+    def engine_options(self) -> EngineOptions:
+        """What the engine is started with. Raises ConfigError when no model is named."""
+        model_dir = self.model_config or self.model
+        if model_dir is None:
+            raise ConfigError("no model: give --model DIR, LATENTD_MODEL, or model in the file")
+        shared = {item.name for item in fields(EngineOptions)} & SETTINGS.keys()
+        return EngineOptions(model_dir, **{name: getattr(self, name) for name in shared})
+
 
 SETTINGS: dict[str, Setting] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Config, include_extras=True).items()
 }
 """The table: field and TOML key to its row, in the order of the help."""
-
-
-def flag_of(name: str) -> str:
-    """The command line flag of a setting."""
-    return SETTINGS[name].flag or "--" + name.replace("_", "-")
-
-
-def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
-    return "LATENTD_" + name.upper()
-
-
-def load(
-    flags: Mapping[str, object],
-    environ: Mapping[str, str] = os.environ,
-    config_file: str | None = None,
-) -> Config:
-    """Defaults, then the TOML file, then the environment, then flags; a later source wins.
-
-    `flags` holds only the flags that were given, by field name. Without `config_file`,
-    LATENTD_CONFIG names the TOML file, if any. Raises ConfigError for anything wrong anywhere,
-    also for a value that a later source overrides.
-    """
-    values: dict[str, Any] = {}
-    path = config_file or environ.get("LATENTD_CONFIG")
-    if path:
-        values.update(_from_toml(path))
-    for name, row in SETTINGS.items():
-        text = environ.get(variable_of(name))
-        if text is not None:
-            values[name] = row.check(name, row.parse(text), f"environment {variable_of(name)}")
-    for name, given in flags.items():
-        row = SETTINGS[name]
-        value = row.parse(given) if isinstance(given, str) else given
-        values[name] = row.check(name, value, f"flag {flag_of(name)}")
-    return Config(**values)
-
-
-def _from_toml(path: str) -> dict[str, object]:
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
-    for key, value in table.items():
-        if key not in SETTINGS:
-            known = ", ".join(sorted(SETTINGS))
-            raise ConfigError(f"unknown key {key} = {value!r} in {path}; known keys: {known}")
-    return {name: SETTINGS[name].check(name, value, path) for name, value in table.items()}

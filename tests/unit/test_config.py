@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from latentd.config import SETTINGS, Config, flag_of, load, variable_of
+from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError
+from latentd.sources import flag_of, load, variable_of
 
 
 def write(tmp_path: Path, text: str) -> str:

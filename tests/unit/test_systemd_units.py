@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from latentd.config import Config, load
+from latentd.config import Config
+from latentd.sources import load
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = ("latentd.service", "latentd@.service")

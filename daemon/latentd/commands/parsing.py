@@ -1,0 +1,87 @@
+"""Parsers whose errors take one line, and the flags that come from the table of settings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from latentd.config import SETTINGS, Config
+from latentd.settings import ConfigError
+from latentd.sources import flag_of, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78
+"""Exit codes; 78 is EX_CONFIG of sysexits.h (systemd does not restart it), see also `leaving`."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that complains in one line and leaves with `usage_code`."""
+
+    usage_code = EXIT_USAGE
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(self.usage_code)
+
+
+def add_command(
+    subparsers: argparse._SubParsersAction[Parser],
+    name: str,
+    help: str,
+    run: Callable[[argparse.Namespace], int],
+    usage_code: int = EXIT_USAGE,
+) -> Parser:
+    """A subcommand that `run` carries out; `usage_code` is the exit code of a bad command line."""
+    parser = subparsers.add_parser(name, help=help, description=help, allow_abbrev=False)
+    parser.usage_code = usage_code
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def add_settings(parser: Parser, groups: Iterable[str]) -> None:
+    """Add the flags of some groups of settings, and --config-file."""
+    about = parser.add_argument_group("configuration", "flags win over LATENTD_*, over the file")
+    about.add_argument("--config-file", metavar="FILE", help="TOML file (or LATENTD_CONFIG)")
+    defaults = {item.name: item.default for item in dataclasses.fields(Config)}
+    for title in groups:
+        group = parser.add_argument_group(title)
+        for name, row in SETTINGS.items():
+            if row.group != title:
+                continue
+            default = defaults[name]
+            text = row.help if default in (None, "") else f"{row.help} (default {default})"
+            if row.kind == "bool":
+                group.add_argument(
+                    flag_of(name), dest=name, help=row.help, default=argparse.SUPPRESS,
+                    action=argparse.BooleanOptionalAction,
+                )  # fmt: skip
+            else:
+                metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.kind.upper()
+                group.add_argument(
+                    flag_of(name), dest=name, help=text, default=argparse.SUPPRESS, metavar=metavar
+                )
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """The configuration of a command line made with add_settings. Raises ConfigError."""
+    flags = {name: value for name, value in vars(args).items() if name in SETTINGS}
+    return load(flags, config_file=args.config_file)
+
+
+def require_daemon(command: str) -> None:
+    """Refuse to go on without what the [daemon] extra installs."""
+    for module in ("torch", "safetensors", "cuda.bindings"):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f"latentd {command} needs {module}: pip install 'latentd[daemon]'"
+            ) from None
