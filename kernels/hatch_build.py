@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from latentd_kernels import build, manifest
+from latentd_kernels import build, compiler, manifest
 
 INSTALLED_AT = "latentd_kernels/cubin"
 
@@ -49,7 +49,12 @@ class CubinHook(BuildHookInterface[BuilderConfig]):
         self._temporary = tempfile.TemporaryDirectory(prefix="latentd-cubin-")
         folder = Path(self._temporary.name)
         build.seed(archs, manifest.CUBIN_DIR, folder)
-        for path in build.build(archs, folder, jobs=_jobs(), report=self.app.display_info):
+        try:
+            files = build.build(archs, folder, jobs=_jobs(), report=self.app.display_info)
+        except compiler.BuildError:
+            self._temporary.cleanup()
+            raise
+        for path in files:
             inside = path.relative_to(folder).as_posix()
             build_data["force_include"][str(path)] = f"{INSTALLED_AT}/{inside}"
 

@@ -66,8 +66,8 @@ def native_arch() -> str:
 
 def build(
     archs: Sequence[str],
-    cubin_dir: Path = manifest.CUBIN_DIR,
-    sources: Path = manifest.SOURCES,
+    cubin_dir: Path | None = None,
+    sources: Path | None = None,
     jobs: int = 2,
     report: Report = lambda line: None,
 ) -> list[Path]:
@@ -82,6 +82,7 @@ def build(
             "there is no nvcc on the PATH and no compiler wheel: install CUDA 13 or "
             f"`pip install {' '.join(COMPILER_WHEELS)}`, or set LATENTD_CUBINS=none"
         )
+    cubin_dir, sources = cubin_dir or manifest.CUBIN_DIR, sources or manifest.SOURCES
     files = sorted(sources.glob("*.cu"))
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         targets = [Target(arch, cubin_dir / arch, sources, compiler) for arch in archs]
@@ -105,7 +106,7 @@ def seed(archs: Sequence[str], built: Path, folder: Path) -> None:
     when its own hash, its inputs and the compiler are the ones of today."""
     for arch in archs:
         if (built / arch).is_dir():
-            shutil.copytree(built / arch, folder / arch)
+            shutil.copytree(built / arch, folder / arch, ignore=shutil.ignore_patterns("*.part"))
 
 
 def remove_foreign(cubin_dir: Path) -> None:
