@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS, Model, decode_step, prompt_chunk
-from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, max_splits, num_pages
-from latentd_kernels.ops import AttentionWorkspace
+from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, StepRing, allocate_inputs
 
 if TYPE_CHECKING:
@@ -64,18 +64,17 @@ class Harness:
         slot_pages = num_pages(max_ctx)
         pages = pages or max_slots * slot_pages
         layout = RingLayout(max_rows, 64, 64)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: Any = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with self._on_stream():
             self.ring = StepRing(layout, device)
             self.inputs = allocate_inputs(layout, max_slots, slot_pages, device)
             shape = (pages, config.num_layers, PAGE_SIZE, ROW_DIM)
             self.slab = torch.zeros(shape, dtype=dtype, device=device)
             self.acts = Activations.allocate(config, max_rows, ATTENTION_ROWS, device, dtype)
-            items = ATTENTION_ROWS * max_splits(max_ctx)
-            partial = torch.float32 if numerics == "landed" else dtype
-            self.workspace = AttentionWorkspace(
-                torch.zeros(items, config.num_heads, LATENT_DIM, dtype=partial, device=device),
-                torch.zeros(items, config.num_heads, 2, dtype=torch.float32, device=device),
+            self.workspace = allocate_workspace(
+                ATTENTION_ROWS, max_ctx, config.num_heads, numerics, device, dtype
             )
         self.ops: Ops = self._make_ops(numerics)
         self.seats = [Seat() for _ in range(max_slots)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from latentd.model.fields import CheckpointError, Fields
 from latentd.model.moe_config import MoeConfig, read_moe
 from latentd.model.rope import RopeParams, read_rope
+from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_HEADS
 from latentd_kernels.geometry import LATENT_DIM, ROPE_DIM, ROW_DIM, Geometry
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointError", "ModelConfig"]
 
 MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-HEAD_SHAPES = ((128, 128), (192, 256))
-"""The (qk_nope_head_dim, v_head_dim) that absorb and expand are compiled for."""
-MAX_HEADS = 128
 LINEAR_STEP = 32
 """Every inner dimension of a linear is a multiple of this (`Ops.linear`)."""
 LATENT_NORM_EPS = 1e-6
@@ -126,8 +124,8 @@ class ModelConfig:
         )
         if moe is not None and moe.inner % LINEAR_STEP:
             raise fields.refuse("moe_intermediate_size", f"a multiple of {LINEAR_STEP}")
-        if (config.nope_dim, config.v_dim) not in HEAD_SHAPES:
-            shapes = " or ".join(f"({nope}, {v})" for nope, v in HEAD_SHAPES)
+        if (config.nope_dim, config.v_dim) not in HEAD_WIDTHS:
+            shapes = " or ".join(f"({nope}, {v})" for nope, v in HEAD_WIDTHS)
             raise CheckpointError(
                 f"config.json: (qk_nope_head_dim, v_head_dim) is "
                 f"({config.nope_dim}, {config.v_dim}); supported: {shapes}"

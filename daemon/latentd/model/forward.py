@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from latentd.model.config import LATENT_NORM_EPS
 from latentd.model.weights import DenseWeights
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from latentd.model.weights import AttentionWeights, MoeWeights, Weights
     from latentd_kernels.ops import AttentionWorkspace, MoeWorkspace, Ops
 
-ATTENTION_ROWS = 128
+ATTENTION_ROWS = MAX_CALL_ROWS
 """Most rows whose partial results share the attention workspace; longer chunks go in turns."""
 
 
