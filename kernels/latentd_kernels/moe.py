@@ -77,7 +77,7 @@ class MoeLaunches(Launcher):
     ) -> None:
         """See `Ops.route`; plans the expert products too."""
         experts, choices = logits.shape[1], params.top_k + params.num_shared
-        _check_route(experts, choices, params, rows)
+        _check_route(logits, params, workspace, rows)
         ids, weights, plan = workspace.expert_ids, workspace.expert_weights, workspace.plan
         numbers = (
             rows,
@@ -110,7 +110,12 @@ class MoeLaunches(Launcher):
             stream=self.stream,
         )
         if ctas > 1:
-            plan_args = [ids, plan, c_int32(rows * choices), c_int32(experts + params.num_shared)]
+            plan_args: list[Argument] = [
+                ids,
+                plan,
+                c_int32(rows * choices),
+                c_int32(experts + params.num_shared),
+            ]
             self.library.launch("moe_plan", (1, 1, 1), threads, plan_args, stream=self.stream)
 
     def experts(
@@ -140,7 +145,8 @@ class MoeLaunches(Launcher):
             self.library.launch(name + suffix, grid, _THREADS, args, stream=self.stream, smem=smem)
 
 
-def _check_route(experts: int, choices: int, params: RouterParams, rows: int) -> None:
+def _check_route(logits: Tensor, params: RouterParams, workspace: MoeWorkspace, rows: int) -> None:
+    experts, choices = logits.shape[1], params.top_k + params.num_shared
     sizes = (
         ("experts", experts, MAX_EXPERTS),
         ("top_k", params.top_k, min(MAX_TOP_K, experts)),
@@ -152,5 +158,10 @@ def _check_route(experts: int, choices: int, params: RouterParams, rows: int) ->
     for name, value, limit in sizes:
         if value > limit:
             raise ValueError(f"route: {value} {name}, at most {limit} are supported")
+    if workspace.expert_ids.shape[1] != choices or logits.stride(0) != experts:
+        raise ValueError(
+            f"route: needs contiguous logits and {choices} choices a row in the workspace, "
+            f"not strides {logits.stride()} and {workspace.expert_ids.shape[1]}"
+        )
     if experts % params.num_groups:
         raise ValueError(f"route: {experts} experts do not divide into {params.num_groups} groups")
