@@ -1,0 +1,102 @@
+"""What happens when the engine has completed something: records change, replies go out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens
+from latentd.runs import OpenRun, StepRun, StreamRun
+from latentd.sessions import SlotRecord, Stored
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from latentd.operations import Event, Failed
+    from latentd.work import Work
+    from latentd_client.protocol import Header
+
+
+def complete(work: Work, event: Event) -> None:
+    """Commit one event of the engine and answer those who wait for it."""
+    run = work.runs.get(event.request)
+    if isinstance(event, StepDone):
+        if isinstance(run, StepRun):
+            _step_done(work, run, event)
+    elif isinstance(event, StreamTokens):
+        if isinstance(run, StreamRun):
+            _stream_tokens(work, run, event)
+    elif isinstance(event, OpenDone):
+        if isinstance(run, OpenRun):
+            _open_done(work, run, event)
+    elif run is not None:
+        _failed(work, event)
+
+
+def _step_done(work: Work, run: StepRun, event: StepDone) -> None:
+    del work.runs[event.request]
+    record = run.record
+    record.running = None
+    results: Header = {
+        "token": event.token,
+        "context_len": event.context_len,
+        "logprob": event.logprob,
+    }
+    record.store(run.pos, Stored(run.digest, results, event.logits))
+    for ticket, index, replayed in run.waiters:
+        ticket.put(index, results, event.logits, replayed)
+
+
+def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
+    _forget_open(work, run)
+    session, request = run.session, event.request
+    if session.is_gone:  # it ended while the last chunk ran
+        work.engine.close(request.slot_id, request.epoch)
+        refuse = RequestRejected("cancelled", "the session has ended")
+        work.refuse(run, refuse)
+        return
+    session.slots[request.slot_id, request.epoch] = SlotRecord(request.slot_id, request.epoch)
+    results: Header = {
+        "slot": request.slot_id,
+        "epoch": request.epoch,
+        "context_len": event.context_len,
+        "token": event.token,
+        "logprob": event.logprob,
+        "cached_tokens": 0,
+        "seed": request.sampling.seed,
+    }
+    opened = session.opens[run.key]
+    opened.run = None
+    opened.stored = Stored(opened.digest, results, event.logits)
+    for ticket, index, replayed in run.waiters:
+        ticket.put(index, results, event.logits, replayed)
+
+
+def _stream_tokens(work: Work, run: StreamRun, event: StreamTokens) -> None:
+    run.tokens += event.tokens
+    run.logprobs += event.logprobs
+    run.context_len = event.context_len
+    if event.end is not None:
+        run.end = event.end
+        del work.runs[event.request]
+        run.record.running = None
+        run.record.store(run.pos, Stored(run.digest, {"run": run, "context_len": run.context_len}))
+    work.deliver(run)
+
+
+def _failed(work: Work, event: Failed) -> None:
+    run = work.runs.pop(event.request)
+    refusal = RequestRejected(event.code, event.message, **event.detail)
+    if isinstance(run, OpenRun):
+        _forget_open(work, run)
+        run.session.opens.pop(run.key, None)  # a repetition may try again
+        if run.is_late:
+            refusal = RequestRejected("deadline", "the time was over before the prompt was in")
+    else:
+        run.record.running = None
+    work.refuse(run, refusal)
+
+
+def _forget_open(work: Work, run: OpenRun) -> None:
+    assert isinstance(run.request, OpenRequest)
+    work.runs.pop(run.request, None)
+    work.deadlines.pop(run, None)
+    work.leave(run.session, run)

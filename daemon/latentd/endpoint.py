@@ -1,0 +1,128 @@
+"""Binding an endpoint safely: path length, directory, permissions, and a lock against a second
+daemon (libzmq would let it steal the path without a word). It knows nothing of messages."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import zmq
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Socket: TypeAlias = zmq.Socket[bytes]
+
+MAX_PATH_BYTES = 107
+"""sun_path of a unix socket holds 108 bytes, the last is 0 (unix(7))."""
+
+log = logging.getLogger(__name__)
+
+
+class EndpointError(Exception):
+    """An endpoint that cannot be served; the text names it, the reason and what to do."""
+
+
+class Binding:
+    """One endpoint, bound and locked until `release`. `endpoint` is where clients connect."""
+
+    def __init__(self, socket: Socket, endpoint: str) -> None:
+        """Bind the socket. Raises EndpointError."""
+        self.endpoint = endpoint
+        self._path: str | None = None
+        self._lock = -1
+        try:
+            if endpoint.startswith("ipc://"):
+                self._bind_path(socket, endpoint[6:])
+            elif endpoint.startswith("tcp://"):
+                _check_loopback(endpoint)
+                socket.bind(endpoint)
+                last = socket.getsockopt(zmq.LAST_ENDPOINT)
+                self.endpoint = bytes(last).rstrip(b"\0").decode()
+            else:
+                raise EndpointError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
+        except zmq.ZMQError as error:
+            self.release()
+            raise EndpointError(f"cannot bind {endpoint}: {error}") from None
+        except BaseException:
+            self.release()
+            raise
+
+    def _bind_path(self, socket: Socket, path: str) -> None:
+        size = len(os.fsencode(path))
+        if size > MAX_PATH_BYTES:
+            raise EndpointError(
+                f"endpoint {self.endpoint}: the path has {size} bytes, a unix socket takes at most "
+                f"{MAX_PATH_BYTES}; choose a shorter one"
+            )
+        if not path.startswith("/"):
+            raise EndpointError(f"endpoint {self.endpoint}: the path must be absolute")
+        _check_directory(os.path.dirname(path))
+        self._take_lock(path)
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise EndpointError(f"{path} exists and is not a socket; it is left alone")
+            os.unlink(path)  # a daemon that died left it: we hold the lock
+        old_mask = os.umask(0o117)
+        try:
+            socket.bind(self.endpoint)
+        finally:
+            os.umask(old_mask)
+        self._path = path
+        os.chmod(path, 0o660)
+
+    def _take_lock(self, path: str) -> None:
+        """Lock PATH.lock, which stays behind: removing it would let two daemons lock two files."""
+        try:
+            self._lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise EndpointError(
+                f"endpoint {self.endpoint} is served by another latentd (process {owner}); stop "
+                "it or choose another endpoint"
+            ) from None
+        except OSError as error:
+            raise EndpointError(f"cannot lock {path}.lock: {error.strerror}") from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Remove the path, under the lock, and let go of the lock. The socket is the caller's."""
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._path = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _check_directory(directory: str) -> None:
+    try:
+        os.makedirs(directory, mode=0o750, exist_ok=True)
+        mode = os.stat(directory).st_mode
+    except OSError as error:
+        raise EndpointError(f"socket directory {directory}: {error.strerror}") from None
+    if mode & 0o007:
+        log.warning(
+            "socket directory %s has mode %04o: everybody on this machine can look into it; "
+            "expected is 0750", directory, stat.S_IMODE(mode),
+        )  # fmt: skip
+
+
+def _check_loopback(endpoint: str) -> None:
+    host = endpoint[6:].rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise EndpointError(
+            f"endpoint {endpoint}: tcp is served on loopback only (127.0.0.1 or [::1])"
+        )

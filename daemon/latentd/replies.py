@@ -1,0 +1,142 @@
+"""Replies on their way out: building, sending without ever blocking, parking for full peers."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import zmq
+
+from latentd_client import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from latentd_client.errors import RequestRejected
+    from latentd_client.protocol import Header
+
+Frames: TypeAlias = "list[bytes | memoryview]"
+
+MAX_PARKED = 64
+"""Replies kept for a peer that does not read, beside the socket's own queue; more are dropped and
+counted (a repeated request gets its stored reply)."""
+
+
+class Sent(enum.Enum):
+    """What became of a message."""
+
+    YES = enum.auto()
+    FULL = enum.auto()
+    DEAD = enum.auto()
+
+
+class Outbox:
+    """The sending side of a ROUTER with ROUTER_MANDATORY."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._parked: dict[bytes, deque[Frames]] = {}
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether replies wait for a full peer."""
+        return bool(self._parked)
+
+    def send(self, peer: bytes, header: Header, raw: Sequence[NDArray[np.float32]] = ()) -> None:
+        """Send a reply, or park it when the peer's queue is full; a dead peer's is dropped."""
+        frames = protocol.encode(header, raw)
+        parked = self._parked.get(peer)
+        if parked is None:
+            if self.try_send(peer, frames) is not Sent.FULL:
+                return
+            parked = self._parked[peer] = deque()
+        if len(parked) >= MAX_PARKED:
+            self.counters["replies_dropped"] += 1
+        else:
+            parked.append(frames)
+
+    def try_send(self, peer: bytes, frames: Frames) -> Sent:
+        """Send now or say why not."""
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.counters["peers_gone"] += 1
+            return Sent.DEAD
+        return Sent.YES
+
+    def is_waiting(self, peer: bytes) -> bool:
+        """Whether older replies to the peer are parked (later ones must queue up behind them)."""
+        return peer in self._parked
+
+    def flush(self) -> None:
+        """Try the parked replies again."""
+        for peer, parked in list(self._parked.items()):
+            while parked:
+                if self.try_send(peer, parked[0]) is Sent.FULL:
+                    break
+                parked.popleft()
+            if not parked:
+                del self._parked[peer]
+
+    def refuse(self, peer: bytes, request_id: int | None, refusal: RequestRejected) -> None:
+        """Send a refusal."""
+        self.counters["refused_" + refusal.code] += 1
+        self.send(peer, {"v": protocol.VERSION, "id": request_id, **refusal_fields(refusal)})
+
+
+def refusal_fields(refusal: RequestRejected) -> Header:
+    """A refusal as reply fields."""
+    detail: Mapping[str, object] = refusal.detail
+    return {**detail, "status": refusal.code, "error": str(refusal)}
+
+
+class Ticket:
+    """One reply that is owed: for one step, or for all rows of a step with `rows`."""
+
+    __slots__ = ("_is_rows", "_missing", "_outbox", "_raw", "_rows", "peer", "request_id")
+
+    def __init__(self, outbox: Outbox, peer: bytes, request_id: int, rows: int | None) -> None:
+        """`rows` None: the reply's fields are those of the one row."""
+        self._outbox = outbox
+        self.peer = peer
+        self.request_id = request_id
+        self._is_rows = rows is not None
+        self._missing = 1 if rows is None else rows
+        self._rows: list[Header] = [{}] * self._missing
+        self._raw: list[NDArray[np.float32]] = []
+
+    def put(
+        self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
+        replayed: bool = False,
+    ) -> None:  # fmt: skip
+        """A row's results; the last one sends the reply."""
+        row = {"status": "ok", **results}
+        if logits is not None:
+            row["logits"] = {"raw": len(self._raw)}
+            self._raw.append(logits)
+        if replayed:
+            row["replayed"] = True
+        self._fill(index, row)
+
+    def refuse(self, index: int, refusal: RequestRejected) -> None:
+        """A row's refusal."""
+        self._outbox.counters["refused_" + refusal.code] += 1
+        self._fill(index, refusal_fields(refusal))
+
+    def _fill(self, index: int, row: Header) -> None:
+        self._rows[index] = row
+        self._missing -= 1
+        if self._missing:
+            return
+        header: Header = {"v": protocol.VERSION, "id": self.request_id}
+        header |= {"status": "ok", "rows": self._rows} if self._is_rows else row
+        self._outbox.send(self.peer, header, self._raw)

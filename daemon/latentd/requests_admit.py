@@ -1,0 +1,197 @@
+"""Handlers of the requests that the engine has to run: open, step, stream.
+
+Exactly once: a request that names the slot's true length runs; the same request again gets the
+stored reply, or joins those who wait for the one in flight; any other is refused by the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latentd.operations import SamplingParams
+from latentd.runs import OpenRun, StepRun, StreamRun
+from latentd.sessions import OpenRecord
+from latentd_client import fields, protocol
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from latentd.replies import Ticket
+    from latentd.sessions import Session, SlotRecord, Stored
+    from latentd.work import Work
+    from latentd_client.protocol import Header, Tensor
+
+RETRY_AFTER_S = 0.005
+"""The hint given with `busy`: about the time of one step."""
+
+
+def open_slot(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Start a prompt, or find the open of the same key."""
+    session = work.sessions.renew(header["session"], work.now)
+    prompt = _read_prompt(header["prompt"], raw)
+    sampling = read_sampling(header)
+    logits = header.get("logits", False)
+    digest = (_digest(prompt), sampling, logits)
+    ticket = work.ticket(peer, request_id)
+    key = header["key"]
+    record = session.opens.get(key)
+    if record is not None:
+        if record.digest != digest:
+            raise RequestRejected("invalid", f"open: key {key!r} was used for another prompt")
+        if record.run is not None:
+            record.run.waiters.append((ticket, 0, True))
+        elif record.stored is not None:
+            ticket.put(0, record.stored.results, record.stored.logits, True)
+        return None
+    deadline_s = header.get("deadline_s")
+    work.check_launch(deadline_s)
+    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits)
+    expires_at = math.inf if deadline_s is None else work.now + deadline_s
+    run = OpenRun(session, request, request_id, key, expires_at, [(ticket, 0, False)])
+    session.opens[key] = OpenRecord(digest, run)
+    session.running[request_id] = work.runs[request] = run
+    if deadline_s is not None:
+        work.deadlines[run] = None
+    return None
+
+
+def step(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Queue one row, or several, each admitted or refused alone."""
+    session = work.sessions.renew(header["session"], work.now)
+    rows, deadline_s = header.get("rows"), header.get("deadline_s")
+    if rows is None:
+        _step_row(work, session, header, deadline_s, work.ticket(peer, request_id), 0)
+        return None
+    ticket = work.ticket(peer, request_id, len(rows))
+    for index, row in enumerate(rows):
+        try:
+            _step_row(work, session, row, deadline_s, ticket, index)
+        except RequestRejected as refusal:
+            ticket.refuse(index, refusal)
+    return None
+
+
+def _step_row(
+    work: Work, session: Session, row: Header, deadline_s: float | None, ticket: Ticket, index: int
+) -> None:
+    record = session.record(row["slot"], row["epoch"])
+    pos, token, logits = row["pos"], row.get("token"), row.get("logits", False)
+    sampling = read_sampling(row) if "sampling" in row else None
+    digest = ("step", token, logits, sampling)
+    run = record.running
+    if isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
+        run.waiters.append((ticket, index, True))
+        return
+    try:
+        check_idle(record)
+        work.check_launch(deadline_s)
+        request = work.engine.admit_step(record.slot_id, record.epoch, pos, token, sampling, logits)
+    except RequestRejected:
+        stored = record.find(pos, digest)
+        if stored is None:
+            raise
+        ticket.put(index, stored.results, stored.logits, True)
+        return
+    run = StepRun(record, pos, digest, [(ticket, index, False)])
+    record.running = work.runs[request] = run
+
+
+def stream(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Start a stream, or give the same one to a new reader from its first token on."""
+    session = work.sessions.renew(header["session"], work.now)
+    record = session.record(header["slot"], header["epoch"])
+    pos, max_steps, credit = header["pos"], header["max_steps"], header["credit"]
+    stop = frozenset(header.get("stop") or ())
+    sampling = read_sampling(header)
+    if credit > work.options.credits:
+        raise RequestRejected("invalid", f"stream: credit {credit}, at most {work.options.credits}")
+    digest = ("stream", max_steps, stop, sampling)
+    run = record.running
+    if isinstance(run, StreamRun) and run.pos == pos and run.digest == digest:
+        _attach(work, run, peer, request_id, credit)
+        return None
+    try:
+        check_idle(record)
+        work.check_launch(header.get("deadline_s"))
+        request = work.engine.admit_stream(
+            record.slot_id, record.epoch, pos, max_steps, stop, credit, sampling
+        )
+    except RequestRejected:
+        stored = record.find(pos, digest)
+        if stored is None:
+            raise
+        _replay(work, session, stored, peer, request_id)
+        return None
+    run = StreamRun(session, record, request, pos, digest, peer, request_id, credit)
+    record.running = session.running[request_id] = work.runs[request] = run
+    return None
+
+
+def _attach(work: Work, run: StreamRun, peer: bytes, request_id: int, credit: int) -> None:
+    """A running stream's new reader gets all tokens so far, and credit beyond them as it asked."""
+    work.leave(run.session, run)
+    run.peer, run.request_id, run.sent, run.replayed = peer, request_id, 0, len(run.tokens)
+    run.session.running[request_id] = run
+    missing = len(run.tokens) + credit - run.granted
+    if missing > 0:
+        run.granted += missing
+        work.engine.add_credit(run.request, missing)
+    if run.tokens:
+        work.deliver(run)
+
+
+def _replay(work: Work, session: Session, stored: Stored, peer: bytes, request_id: int) -> None:
+    """Send an ended stream again."""
+    old: StreamRun = stored.results["run"]
+    run = StreamRun(
+        session, old.record, old.request, old.pos, old.digest, peer, request_id, old.granted,
+        old.tokens, old.logprobs, old.context_len, old.end, 0, len(old.tokens),
+    )  # fmt: skip
+    work.deliver(run)
+
+
+def check_idle(record: SlotRecord) -> None:
+    """Raise RequestRejected("busy") while an operation of the slot is in flight."""
+    if record.running is not None:
+        raise RequestRejected(
+            "busy", f"slot {record.slot_id} has an operation in flight; one at a time",
+            retry_after_s=RETRY_AFTER_S,
+        )  # fmt: skip
+
+
+def read_sampling(header: Header) -> SamplingParams | None:
+    """The sampling parameters of a request; their ranges are checked. None without any."""
+    given = header.get("sampling")
+    if given is None:
+        return None
+    names = (f.name for f in fields.SAMPLING)
+    known: dict[str, Any] = {n: given[n] for n in names if given.get(n) is not None}
+    sampling = SamplingParams(**known)
+    sampling.validate()
+    return sampling
+
+
+def _read_prompt(value: object, raw: Sequence[Tensor]) -> list[int] | np.ndarray[Any, Any]:
+    if isinstance(value, list):
+        return value
+    array = protocol.pick_raw(value, raw)
+    if array is None or array.dtype != np.int32 or array.ndim != 1:
+        raise RequestRejected("invalid", "open: field prompt must name a raw int32 frame [n]")
+    return array
+
+
+def _digest(prompt: list[int] | np.ndarray[Any, Any]) -> Hashable:
+    """The same for the same ids, sent as a list or raw."""
+    ids = np.asarray(prompt, np.int32)
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

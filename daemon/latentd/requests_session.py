@@ -1,0 +1,126 @@
+"""Handlers of the requests that are answered at once: sessions, slots, credit, cancel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd.requests_admit import check_idle
+from latentd.runs import StreamRun
+from latentd.sessions import Stored
+from latentd_client import protocol
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from latentd.work import Work
+    from latentd_client.protocol import Header, Tensor
+
+
+def hello(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Agree on a version and make a session."""
+    lowest, highest = header["versions"]
+    if not lowest <= protocol.VERSION <= highest:
+        raise RequestRejected(
+            "version",
+            f"the client speaks versions {lowest} to {highest}, the daemon {protocol.VERSION}",
+            versions=[protocol.VERSION, protocol.VERSION],
+        )
+    work.check_launch(None)
+    session = work.sessions.create(work.now)
+    return {"session": session.token, **work.hello_fields()}
+
+
+def resume(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Renew the lease and tell what the session has."""
+    session = work.sessions.renew(header["session"], work.now)
+    slots = []
+    for record in session.slots.values():
+        if record.closed_at is None:
+            state = work.engine.slot(record.slot_id, record.epoch)
+            slots.append(
+                {
+                    "slot": record.slot_id,
+                    "epoch": record.epoch,
+                    "context_len": state.context_len,
+                    "token": state.token,
+                    "busy": record.running is not None,
+                }
+            )
+    sessions = work.sessions
+    return {"boot_id": sessions.boot_id, "lease_s": sessions.lease_s, "slots": slots}
+
+
+def ping(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Answer; renew the lease of the session, if one is named."""
+    if header.get("session") is not None:
+        work.sessions.renew(header["session"], work.now)
+    return {}
+
+
+def credit(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Let a stream go on; a stream that has ended needs none."""
+    session = work.sessions.renew(header["session"], work.now)
+    run = session.running.get(header["stream"])
+    if not isinstance(run, StreamRun) or run.end is not None:
+        return {"known": False}
+    room = work.options.credits - (run.granted - len(run.tokens))
+    n = min(header["n"], room)
+    if n > 0:
+        run.granted += n
+        work.engine.add_credit(run.request, n)
+    return {"known": True, "credit": run.granted - len(run.tokens)}
+
+
+def cancel(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Stop an open or a stream; its own last reply still comes."""
+    session = work.sessions.renew(header["session"], work.now)
+    return {"known": work.cancel(session, header["request"])}
+
+
+def truncate(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Drop the tokens from a position on."""
+    session = work.sessions.renew(header["session"], work.now)
+    record = session.record(header["slot"], header["epoch"])
+    pos, to = header["pos"], header["to"]
+    digest = ("truncate", to)
+    try:
+        check_idle(record)
+        length = work.engine.truncate(record.slot_id, record.epoch, pos, to)
+    except RequestRejected:
+        stored = record.find(pos, digest)
+        if stored is None:
+            raise
+        return {**stored.results, "replayed": True}
+    record.forget_beyond(to)
+    results: Header = {"context_len": length}
+    record.store(pos, Stored(digest, results))
+    return results
+
+
+def close(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Free a slot, or with no slot named everything the session has, and the session."""
+    session = work.sessions.renew(header["session"], work.now)
+    slot_id, epoch = header.get("slot"), header.get("epoch")
+    if slot_id is None and epoch is None:
+        work.end_session(session)
+        return {}
+    if slot_id is None or epoch is None:
+        raise RequestRejected("invalid", "close: slot and epoch go together")
+    record = session.record(slot_id, epoch)
+    if record.closed_at is not None:
+        return {"replayed": True}
+    work.close_slot(record)
+    return {}

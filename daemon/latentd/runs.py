@@ -1,0 +1,109 @@
+"""Operations in flight: who waits for them, and how a stream's tokens reach its reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from latentd.replies import Sent
+from latentd_client import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from latentd.operations import OpenRequest, StreamRequest
+    from latentd.replies import Outbox, Ticket
+    from latentd.sessions import Session, SlotRecord
+    from latentd_client.protocol import Header
+
+Waiter: TypeAlias = "tuple[Ticket, int, bool]"
+"""A reply that waits for a row: its ticket, the row's index there, whether it is a repetition."""
+
+MAX_FRAME_TOKENS = 4096
+"""Tokens in one frame of a stream (only a late or repeated reader gets that many at once)."""
+
+
+@dataclass(eq=False, slots=True)
+class StepRun:
+    """A step in flight."""
+
+    record: SlotRecord
+    pos: int
+    digest: Hashable
+    waiters: list[Waiter]
+
+
+@dataclass(eq=False, slots=True)
+class OpenRun:
+    """A prompt in flight. `expires_at` is its deadline: between chunks it can still be dropped,
+    and `is_late` says that it was."""
+
+    session: Session
+    request: OpenRequest
+    request_id: int
+    key: str
+    expires_at: float
+    waiters: list[Waiter]
+    is_late: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class StreamRun:
+    """A stream: all its tokens so far, and how many of them its reader was sent.
+
+    `granted` counts the credit ever given; `end` is set with the last tokens; the first `replayed`
+    tokens were produced for an earlier reader.
+    """
+
+    session: Session
+    record: SlotRecord
+    request: StreamRequest
+    pos: int
+    digest: Hashable
+    peer: bytes
+    request_id: int
+    granted: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    context_len: int = 0
+    end: str | None = None
+    sent: int = 0
+    replayed: int = 0
+
+    def deliver(self, outbox: Outbox) -> Sent:
+        """Send what the reader has not got yet. FULL: try again later."""
+        while self.sent < len(self.tokens) or self.end is not None:
+            if outbox.is_waiting(self.peer):
+                return Sent.FULL
+            stop = min(len(self.tokens), self.sent + MAX_FRAME_TOKENS)
+            outcome = outbox.try_send(self.peer, protocol.encode(self._frame(stop)))
+            if outcome is not Sent.YES:
+                return outcome
+            self.sent = stop
+            if stop == len(self.tokens):
+                break
+        return Sent.YES
+
+    def _frame(self, stop: int) -> Header:
+        """The frame with the unsent tokens up to `stop`. `pos` is the slot's length after the
+        first of them was sampled."""
+        start = self.sent
+        header: Header = {
+            "v": protocol.VERSION,
+            "id": self.request_id,
+            "status": "ok",
+            "pos": self.pos + 1 + start,
+            "tokens": self.tokens[start:stop],
+            "logprobs": self.logprobs[start:stop],
+            "context_len": self.context_len,
+        }
+        if self.end is None or stop < len(self.tokens):
+            header["more"] = True
+        else:
+            header["end"] = self.end
+        if start < self.replayed:
+            header["replayed"] = True
+        return header
+
+
+Run: TypeAlias = "StepRun | OpenRun | StreamRun"

@@ -1,0 +1,172 @@
+"""Sessions, their leases and what they own: slots, opens by key, stored replies. No sockets.
+
+The engine thread owns everything here; the control thread only calls `renew` and reads counts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from latentd.runs import OpenRun, Run
+    from latentd_client.protocol import Header
+
+MAX_SESSIONS = 4096
+MAX_STORED = 8
+"""Stored replies of a slot; one operation at a time needs the last one only."""
+MAX_STORED_BYTES = 4 << 20
+"""Logits kept in a slot's stored replies (the newest reply is always kept)."""
+MAX_OPENS = 256
+"""Opens whose replies a session can ask for again."""
+
+
+class Stored(NamedTuple):
+    """The reply to a request that changed a slot, kept for its repetition. `results` always has
+    context_len; for a stream also its `run`, which holds the tokens."""
+
+    digest: Hashable
+    results: Header
+    logits: NDArray[np.float32] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class SlotRecord:
+    """A session's slot. `running` is the one operation in flight; `closed_at` is set by close."""
+
+    slot_id: int
+    epoch: int
+    running: Run | None = None
+    replies: dict[int, Stored] = field(default_factory=dict)  # by the position they were sent for
+    closed_at: float | None = None
+
+    def store(self, pos: int, stored: Stored) -> None:
+        """Keep a reply; the oldest ones give way."""
+        replies = self.replies
+        replies.pop(pos, None)
+        replies[pos] = stored
+        keep = MAX_STORED
+        if stored.logits is not None:
+            keep = max(1, min(keep, MAX_STORED_BYTES // max(1, stored.logits.nbytes)))
+        while len(replies) > keep:
+            del replies[next(iter(replies))]
+
+    def find(self, pos: int, digest: Hashable) -> Stored | None:
+        """The stored reply to the same request, if it is kept."""
+        stored = self.replies.get(pos)
+        return stored if stored is not None and stored.digest == digest else None
+
+    def forget_beyond(self, length: int) -> None:
+        """Drop the replies that tell of tokens which a truncate has taken back."""
+        self.replies = {
+            pos: stored
+            for pos, stored in self.replies.items()
+            if stored.results["context_len"] <= length
+        }
+
+
+@dataclass(eq=False, slots=True)
+class OpenRecord:
+    """An open under its key: running, or done with a stored reply."""
+
+    digest: Hashable
+    run: OpenRun | None
+    stored: Stored | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One client. `expires_at` is moved by every message, and by `renew` from another thread."""
+
+    token: str
+    expires_at: float
+    slots: dict[tuple[int, int], SlotRecord] = field(default_factory=dict)
+    opens: dict[str, OpenRecord] = field(default_factory=dict)
+    running: dict[int, Run] = field(default_factory=dict)  # opens and streams by request id
+    is_gone: bool = False
+
+    def record(self, slot_id: int, epoch: int) -> SlotRecord:
+        """The session's slot. Raises RequestRejected("epoch_gone"), also for others' slots."""
+        record = self.slots.get((slot_id, epoch))
+        if record is None:
+            raise RequestRejected(
+                "epoch_gone", f"slot {slot_id} of epoch {epoch} is not open in this session"
+            )
+        return record
+
+
+class Sessions:
+    """All sessions of this daemon's life, which `boot_id` names."""
+
+    def __init__(self, lease_s: float, grace_s: float) -> None:
+        self.boot_id = secrets.token_hex(8)
+        self.lease_s = lease_s
+        self.grace_s = grace_s
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def create(self, now: float) -> Session:
+        """A new session. Raises RequestRejected("busy") at MAX_SESSIONS."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise RequestRejected(
+                "busy", f"{MAX_SESSIONS} sessions are open", retry_after_s=self.lease_s
+            )
+        session = Session(self.boot_id + secrets.token_hex(16), now + self.lease_s)
+        self._sessions[session.token] = session
+        return session
+
+    def renew(self, token: str, now: float) -> Session:
+        """The session of a token; its lease starts anew, in the grace period too.
+
+        Raises RequestRejected: "lease_lost" when it has ended, "epoch_gone" when the token is of
+        another life of the daemon (detail boot_id). Safe on any thread.
+        """
+        session = self._sessions.get(token)
+        if session is not None:
+            session.expires_at = now + self.lease_s
+            return session
+        if len(token) == 48 and not token.startswith(self.boot_id):
+            raise RequestRejected(
+                "epoch_gone", "the daemon was restarted since: say hello and open the slots again",
+                boot_id=self.boot_id,
+            )  # fmt: skip
+        raise RequestRejected(
+            "lease_lost", "the session is unknown or has ended: say hello and open the slots again"
+        )
+
+    def remove(self, session: Session) -> None:
+        """Forget a session; its slots are the caller's to close."""
+        session.is_gone = True
+        self._sessions.pop(session.token, None)
+
+    def overdue(self, now: float) -> tuple[list[Session], list[Session]]:
+        """Sessions whose lease has run out (their streams must stop), and those whose grace
+        period has run out too (they must be freed)."""
+        lost = [s for s in self._sessions.values() if s.expires_at < now]
+        return lost, [s for s in lost if s.expires_at + self.grace_s < now]
+
+    def forget_old(self, now: float) -> None:
+        """Drop closed slots after the grace period, and the oldest opens beyond MAX_OPENS."""
+        for session in self._sessions.values():
+            old = [
+                seat for seat, record in session.slots.items()
+                if record.closed_at is not None and record.closed_at + self.grace_s < now
+            ]  # fmt: skip
+            for seat in old:
+                del session.slots[seat]
+            done = [key for key, record in session.opens.items() if record.run is None]
+            for key in done[: max(0, len(session.opens) - MAX_OPENS)]:
+                del session.opens[key]

@@ -1,0 +1,150 @@
+"""What the handlers of requests and the completions share: sessions, runs in flight, the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latentd.replies import Sent, Ticket
+from latentd.runs import OpenRun, StreamRun
+from latentd_client import protocol
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from latentd.operations import EngineProtocol, OpenRequest, StepRequest, StreamRequest
+    from latentd.replies import Outbox
+    from latentd.runs import Run
+    from latentd.sessions import Session, Sessions, SlotRecord
+    from latentd_client.protocol import Header
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
+    data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead;
+    `spin_us` the time the engine thread polls after a message before it blocks."""
+
+    endpoint: str = protocol.DEFAULT_ENDPOINT
+    control_endpoint: str = ""
+    lease_s: float = 60.0
+    grace_s: float = 60.0
+    spin_us: int = 200
+    max_frame_bytes: int = protocol.MAX_FRAME_BYTES
+    max_frames: int = protocol.MAX_FRAMES
+    credits: int = 1024
+
+
+@dataclass(eq=False)
+class Work:
+    """State of the serving side; the engine thread owns it. `now` is monotonic, set once a turn;
+    `fault` is set when the device has failed, `is_draining` when new work is refused."""
+
+    engine: EngineProtocol
+    options: ServerOptions
+    sessions: Sessions
+    outbox: Outbox
+    control: str
+    runs: dict[OpenRequest | StepRequest | StreamRequest, Run] = field(default_factory=dict)
+    undelivered: dict[StreamRun, None] = field(default_factory=dict)
+    deadlines: dict[OpenRun, None] = field(default_factory=dict)
+    now: float = 0.0
+    is_draining: bool = False
+    fault: str | None = None
+
+    def ticket(self, peer: bytes, request_id: int, rows: int | None = None) -> Ticket:
+        """A reply that will be owed."""
+        return Ticket(self.outbox, peer, request_id, rows)
+
+    def check_launch(self, deadline_s: float | None) -> None:
+        """Raise RequestRejected when nothing new may start, or not any more."""
+        if self.is_draining:
+            raise RequestRejected("draining", "the daemon is about to stop; use another one")
+        if deadline_s is not None and deadline_s <= 0:
+            raise RequestRejected("deadline", "the time was over before the work could start")
+
+    def deliver(self, run: StreamRun) -> None:
+        """Send a stream's new tokens. A full peer's stream parks, a dead peer's stops."""
+        outcome = run.deliver(self.outbox)
+        if outcome is Sent.FULL:
+            self.undelivered[run] = None
+            return
+        self.undelivered.pop(run, None)
+        if outcome is Sent.DEAD and run.end is None:
+            self.engine.cancel(run.request)
+        elif run.end is not None:
+            self.leave(run.session, run)
+
+    def leave(self, session: Session, run: OpenRun | StreamRun) -> None:
+        """The request of a run is answered: its id means nothing any more."""
+        if session.running.get(run.request_id) is run:
+            del session.running[run.request_id]
+
+    def cancel(self, session: Session, request_id: int) -> bool:
+        """Stop an open or a stream by its request's id; whether it was running."""
+        run = session.running.get(request_id)
+        if isinstance(run, OpenRun) or (isinstance(run, StreamRun) and run.end is None):
+            self.engine.cancel(run.request)
+        return run is not None
+
+    def close_slot(self, record: SlotRecord) -> None:
+        """Free a slot at the engine; its stored replies stay for the grace period."""
+        if record.closed_at is None:
+            record.closed_at = self.now
+            self.engine.close(record.slot_id, record.epoch)
+
+    def end_session(self, session: Session) -> None:
+        """Free everything a session owns."""
+        self.sessions.remove(session)
+        for run in list(session.running.values()):
+            if isinstance(run, OpenRun):
+                self.engine.cancel(run.request)
+        for record in session.slots.values():
+            self.close_slot(record)
+
+    def stop_streams(self, session: Session) -> None:
+        """End the streams of a session that nobody renews."""
+        for run in list(session.running.values()):
+            if isinstance(run, StreamRun) and run.end is None:
+                self.engine.cancel(run.request)
+
+    def refuse(self, run: Run, refusal: RequestRejected) -> None:
+        """Answer everybody who waits for a run."""
+        if isinstance(run, StreamRun):
+            self.undelivered.pop(run, None)
+            self.leave(run.session, run)
+            self.outbox.refuse(run.peer, run.request_id, refusal)
+            return
+        for ticket, index, _ in run.waiters:
+            ticket.refuse(index, refusal)
+
+    def hello_fields(self) -> Header:
+        """What hello tells beside the session."""
+        info, options = self.engine.info, self.options
+        return {
+            "version": protocol.VERSION,
+            "boot_id": self.sessions.boot_id,
+            "lease_s": options.lease_s,
+            "control": self.control,
+            "limits": {
+                "max_frame_bytes": options.max_frame_bytes,
+                "max_frames": options.max_frames,
+                "credits": options.credits,
+            },
+            "model": {
+                "name": info.name,
+                "fingerprint": info.fingerprint,
+                "vocab_size": info.vocab_size,
+                "eos_token_ids": list(info.eos_token_ids),
+                "layers": info.layers,
+                "heads": info.heads,
+                "nope_dim": info.nope_dim,
+                "v_dim": info.v_dim,
+            },
+            "max_ctx": info.max_ctx,
+            "max_slots": info.max_slots,
+            "buckets": list(info.buckets),
+            "page_size": info.page_size,
+            "numerics": info.numerics,
+            "dtype": info.dtype,
+            "device": info.device,
+        }
