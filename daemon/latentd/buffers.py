@@ -14,8 +14,8 @@ import torch
 
 from latentd import memory
 from latentd.model.activations import Activations
-from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, num_pages
-from latentd_kernels.ops import AttentionWorkspace
+from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import StepRing, allocate_inputs
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from latentd.model.config import ModelConfig
     from latentd.options import EngineOptions
     from latentd.scheduler import StepPlan
-    from latentd_kernels.ops import StepInputs
+    from latentd_kernels.ops import AttentionWorkspace, StepInputs
     from latentd_kernels.staging import EntryViews
 
 
@@ -45,18 +45,19 @@ class StepBuffers:
     ) -> StepBuffers:
         """All buffers on `device`. On the cpu the slab takes memory only where it is written."""
         layout = memory.step_layout(options)
-        items, heads = memory.workspace_items(options), config.num_heads
-        partial = memory.partial_dtype(options)
+        act = memory.act_dtype(options)
         return cls(
             ring=StepRing(layout, device),
             inputs=allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), device),
-            slab=allocate_slab(config, kv_pages, device, memory.act_dtype(options)),
-            acts=Activations.allocate(
-                config, options.max_rows, options.max_slots, device, memory.act_dtype(options)
-            ),
-            workspace=AttentionWorkspace(
-                torch.zeros((items, heads, LATENT_DIM), dtype=partial, device=device),
-                torch.zeros((items, heads, 2), dtype=torch.float32, device=device),
+            slab=allocate_slab(config, kv_pages, device, act),
+            acts=Activations.allocate(config, options.max_rows, options.max_slots, device, act),
+            workspace=allocate_workspace(
+                memory.workspace_rows(options),
+                options.max_ctx,
+                config.num_heads,
+                options.numerics,
+                device,
+                act,
             ),
             logits_host=torch.zeros(config.vocab_size, pin_memory=device.type == "cuda"),
         )

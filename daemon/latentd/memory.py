@@ -16,7 +16,8 @@ from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS
 from latentd.model.weights import weight_bytes
 from latentd.options import MAX_SLOTS, StartError
-from latentd_kernels.geometry import LATENT_DIM, MAX_CTX, PAGE_SIZE, ROW_DIM, max_splits, num_pages
+from latentd_kernels.attention import workspace_bytes
+from latentd_kernels.geometry import MAX_CTX, PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, allocate_inputs
 
 if TYPE_CHECKING:
@@ -72,19 +73,14 @@ def step_layout(options: EngineOptions) -> RingLayout:
     )
 
 
-def workspace_items(options: EngineOptions) -> int:
-    """Items of the attention workspace: the most splits of the most rows that share it."""
-    return min(ATTENTION_ROWS, options.max_rows) * max_splits(options.max_ctx)
+def workspace_rows(options: EngineOptions) -> int:
+    """The most rows that share the attention workspace."""
+    return min(ATTENTION_ROWS, options.max_rows)
 
 
 def act_dtype(options: EngineOptions) -> torch.dtype:
     """The dtype of activations and slab."""
     return torch.bfloat16 if options.dtype == "bfloat16" else torch.float32
-
-
-def partial_dtype(options: EngineOptions) -> torch.dtype:
-    """The dtype of attention's partial outputs."""
-    return torch.float32 if options.numerics == "landed" else act_dtype(options)
 
 
 def page_bytes(config: ModelConfig, options: EngineOptions) -> int:
@@ -125,7 +121,13 @@ def plan(
     draft = MemoryPlan(
         weight_bytes=weight_bytes(config, device),
         static_bytes=_static_bytes(config, options),
-        workspace_bytes=_workspace_bytes(config, options),
+        workspace_bytes=workspace_bytes(
+            workspace_rows(options),
+            options.max_ctx,
+            config.num_heads,
+            options.numerics,
+            act_dtype(options),
+        ),
         graph_bytes=graph_bytes,
         page_bytes=page_bytes(config, options),
         kv_pages=0,
@@ -162,8 +164,8 @@ def available_host_bytes() -> int:
             table = dict(line.split(":", 1) for line in lines)
         return int(table["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        pages: int = os.sysconf("SC_PHYS_PAGES")
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        pages = int(os.sysconf("SC_PHYS_PAGES"))
+        return pages * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def _static_bytes(config: ModelConfig, options: EngineOptions) -> int:
@@ -171,12 +173,7 @@ def _static_bytes(config: ModelConfig, options: EngineOptions) -> int:
     meta = torch.device("meta")
     inputs = allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), meta)
     acts = Activations.bytes_for(config, options.max_rows, options.max_slots, act_dtype(options))
-    return acts + sum(tensor.nbytes for tensor in vars(inputs).values())
-
-
-def _workspace_bytes(config: ModelConfig, options: EngineOptions) -> int:
-    item = config.num_heads * (LATENT_DIM * partial_dtype(options).itemsize + 2 * 4)
-    return workspace_items(options) * item
+    return acts + sum(int(tensor.nbytes) for tensor in vars(inputs).values())
 
 
 def _remedy(draft: MemoryPlan) -> str:

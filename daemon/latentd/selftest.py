@@ -148,6 +148,7 @@ class _Probe:
             assert isinstance(done, StepDone)
             assert done.logits is not None
             found.append((done.token, done.logits.tobytes()))
+            self.touched.update(engine.slots.slots[slot.slot_id].pages)
             engine.truncate(slot.slot_id, slot.epoch, done.context_len, slot.prompt_len)
         return found
 
@@ -155,7 +156,7 @@ class _Probe:
         """Close what is open, zero the touched pages, empty the device's block table."""
         self.close_all()
         engine = self.engine
-        slab = _slab(engine)
+        slab = slab_of(engine)
         for page in self.touched:
             slab[page].zero_()
         if slab.is_cuda:
@@ -173,7 +174,8 @@ class _Probe:
         return events
 
 
-def _slab(engine: Engine) -> torch.Tensor:
+def slab_of(engine: Engine) -> torch.Tensor:
+    """The page pool's memory, of an engine over a real backend."""
     backend = engine.backend
     assert isinstance(backend, CpuBackend | CudaBackend)
     return backend.runner.buffers.slab
@@ -181,7 +183,7 @@ def _slab(engine: Engine) -> torch.Tensor:
 
 def _check_slab(engine: Engine, report: SelftestReport) -> None:
     """Warm-up and capture ran padding rows only; the pool must still be zero (cuda)."""
-    slab = _slab(engine)
+    slab = slab_of(engine)
     if not slab.is_cuda:
         return
     torch.cuda.synchronize()

@@ -1,0 +1,105 @@
+"""Fixtures for all tests: the GPU or the reason to skip, tiny models, temporary endpoints."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from latentd.engine import Engine
+
+TINY_CONFIG: dict[str, object] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "eos_token_id": 0,
+}
+"""Two layers, one of them routed, two heads of the true geometry."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    from latentd_kernels.driver import device_count
+
+    if device_count() == 0:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def write_config(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a directory with the tiny config.json, changed as asked."""
+
+    def write(**changes: object) -> Path:
+        path = tmp_path_factory.mktemp("tiny")
+        (path / "config.json").write_text(json.dumps(TINY_CONFIG | changes))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(write_config: Callable[..., Path]) -> Path:
+    """A directory with the tiny config.json, for random weights."""
+    return write_config()
+
+
+@pytest.fixture
+def start(tiny_dir: Path) -> Callable[..., Engine]:
+    """Starts engines on the tiny model with random weights, without the self-test; keyword
+    arguments are fields of EngineOptions."""
+    from latentd.backend import start_engine
+    from latentd.options import EngineOptions
+
+    usual = EngineOptions(
+        tiny_dir, weights="random", device="cpu", max_ctx=300, max_slots=4, selftest=False
+    )
+
+    def start(**changes: object) -> Engine:
+        return start_engine(replace(usual, **changes), lambda line: None)  # type: ignore[arg-type]
+
+    return start
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An ipc endpoint in a directory of its own, short enough for a socket path."""
+    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
+        Path(folder).chmod(0o750)
+        yield f"ipc://{folder}/d.sock"

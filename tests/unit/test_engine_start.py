@@ -1,0 +1,105 @@
+"""Starting an engine: device choice, self-test, report, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import scenarios
+from latentd.backend import choose_device
+from latentd.options import EngineOptions, SelftestFailed, StartError
+from latentd.selftest import run_selftest, slab_of
+from latentd_kernels.driver import device_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from latentd.engine import Engine
+
+    Start = Callable[..., Engine]
+
+
+def test_auto_says_what_it_chose_and_why(tiny_dir: Path) -> None:
+    options = EngineOptions(tiny_dir, dtype="float32")
+    device, why = choose_device(options)
+    assert (device.type, why) == ("cpu", "dtype float32 runs on the cpu only")
+
+
+@pytest.mark.skipif(device_count() > 0, reason="there is a GPU")
+def test_cuda_is_refused_without_a_gpu(tiny_dir: Path) -> None:
+    with pytest.raises(StartError, match="no NVIDIA GPU or no driver"):
+        choose_device(EngineOptions(tiny_dir, device="cuda"))
+    assert choose_device(EngineOptions(tiny_dir))[1] == "no NVIDIA GPU or no driver"
+
+
+def test_the_self_test_passes_and_leaves_nothing_behind(start: Start) -> None:
+    engine = start(selftest=True)
+    assert [line.split(":")[0] for line in engine.startup.selftest] == [
+        "row alone = row in a batch",
+        "logits are finite",
+        "page order",
+    ]
+    assert not slab_of(engine).any()
+    assert engine.stats()["steps"] == engine.stats()["slots_used"] == 0
+    assert (engine.backend.runner.buffers.inputs.block_table == -1).all()  # type: ignore[attr-defined]
+
+
+def test_the_self_test_needs_an_idle_engine(start: Start) -> None:
+    engine = start()
+    scenarios.open_slot(engine, [1])
+    with pytest.raises(StartError, match="without slots in use"):
+        run_selftest(engine)
+
+
+def test_a_difference_fails_the_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    runner = engine.backend.runner  # type: ignore[attr-defined]
+    decode, calls = runner.decode, []
+
+    def disturbed(rows: int) -> None:
+        decode(rows)
+        if rows > 1:
+            calls.append(rows)
+            runner.buffers.acts.logits[0, 0] += 1e-3
+
+    monkeypatch.setattr(runner, "decode", disturbed)
+    with pytest.raises(SelftestFailed, match="row 0 of bucket 2"):
+        run_selftest(engine).require()
+    assert calls
+
+
+@pytest.mark.parametrize("max_ctx", [1, 2, 64])
+def test_the_smallest_pools_start_and_serve(start: Start, max_ctx: int) -> None:
+    engine = start(max_ctx=max_ctx, max_slots=3, kv_pages=1, selftest=True)
+    slot = scenarios.open_slot(engine, [])
+    scenarios.step(engine, [(slot, 3)])
+    assert engine.stats()["kv_pages_used"] == 1
+
+
+def test_the_fingerprint_names_numerics_dtype_and_weights(start: Start) -> None:
+    fingerprints = {
+        start(**changes).info.fingerprint
+        for changes in ({}, {"numerics": "landed"}, {"dtype": "float32"}, {"seed": 1}, {})
+    }
+    assert len(fingerprints) == 4
+
+
+def test_the_report_tells_phases_and_sizes(start: Start) -> None:
+    engine = start(max_slots=3)
+    startup = engine.startup
+    assert startup.device == engine.info.device == "cpu"
+    assert startup.buckets == (1, 2, 3)
+    assert startup.bytes_per_token == 2 * 576 * 2
+    assert startup.slab_bytes == startup.kv_pages * 64 * startup.bytes_per_token
+    assert list(startup.phases) == ["checkpoint", "weights", "buffers"]
+
+
+def test_options_are_never_changed(tiny_dir: Path) -> None:
+    options = EngineOptions(tiny_dir)
+    with pytest.raises(AttributeError):
+        options.max_ctx = 1  # type: ignore[misc]
+    assert replace(options, max_slots=128).buckets == (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+    assert replace(options, max_slots=40).buckets == (1, 2, 4, 8, 16, 32, 40)
