@@ -1,0 +1,207 @@
+"""Attention inputs for the tests of both backends: hostile memory around honest contents.
+
+Every token that must not count is NaN, every page that no row owns is NaN, every table entry that
+must not be read is an absurd id, and outputs and workspace start as NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+import oracle
+from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages, num_splits
+from latentd_kernels.ops import Rope
+from latentd_kernels.staging import RingLayout, allocate_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from latentd_kernels.attention import AttentionLaunches
+    from latentd_kernels.ops import Numerics, StepInputs
+    from latentd_kernels.reference.attention import ReferenceAttention
+
+ABSURD_ID = 0x7FFF_FFF0
+LAYOUT = RingLayout(max_rows=128, max_updates=1, max_zero_pages=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of rows with their cached contents, everything on one device."""
+
+    inputs: StepInputs
+    slab: Tensor  # [pages, layers, 64, 576] act
+    layer: int
+    contents: list[Tensor]  # per row [context_len, 576] act, zeros where the page is unmapped
+    q: Tensor  # [rows, heads * (nope + 64)] act
+    kv_b: Tensor  # [heads * (nope + v), 512] act
+    rope: Rope
+    heads: int
+    nope_dim: int
+    v_dim: int
+    scale: float
+
+    @property
+    def rows(self) -> int:
+        return len(self.contents)
+
+    @property
+    def max_ctx(self) -> int:
+        return self.inputs.block_table.shape[1] * PAGE_SIZE
+
+
+def make_rope(device: torch.device, interleaved: bool = True, magnitude: float = 1.0) -> Rope:
+    inv_freq = 10000.0 ** -(torch.arange(32, dtype=torch.float32) / 32)
+    return Rope(inv_freq.to(device), magnitude, interleaved)
+
+
+def make_case(
+    lengths: Sequence[int],
+    heads: int,
+    widths: tuple[int, int] = (128, 128),
+    device: torch.device | str = "cpu",
+    act: torch.dtype = torch.bfloat16,
+    holes: Sequence[tuple[int, int]] = (),
+    spread: float = 1.0,
+    seed: int = 0,
+) -> Case:
+    """Rows of the given lengths; `holes` are (row, page index) entries left unmapped; `spread`
+    multiplies the query: the larger, the more peaked the softmax."""
+    device = torch.device(device)
+    gen = torch.Generator(device).manual_seed(seed)
+    nope_dim, v_dim = widths
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=gen, device=device).to(act)
+
+    contents = [normal(length, ROW_DIM) for length in lengths]
+    for row, page_idx in holes:
+        contents[row][page_idx * PAGE_SIZE : (page_idx + 1) * PAGE_SIZE] = 0
+    inputs = step_inputs(lengths, device)
+    total = sum(num_pages(length) for length in lengths)
+    slab = torch.full((total + 3, 2, PAGE_SIZE, ROW_DIM), torch.nan, dtype=act, device=device)
+    page_ids = torch.randperm(total + 3, generator=torch.Generator().manual_seed(seed)).tolist()
+    case = Case(
+        inputs=inputs,
+        slab=slab,
+        layer=1,
+        contents=contents,
+        q=normal(len(lengths), heads * (nope_dim + 64)) * spread,
+        kv_b=normal(heads * (nope_dim + v_dim), 512) / 16,
+        rope=make_rope(device),
+        heads=heads,
+        nope_dim=nope_dim,
+        v_dim=v_dim,
+        scale=(nope_dim + 64) ** -0.5,
+    )
+    place_pages(case, page_ids, holes)
+    return case
+
+
+def step_inputs(lengths: Sequence[int], device: torch.device) -> StepInputs:
+    """Inputs of a step whose row r sits in slot rows - 1 - r and has lengths[r] tokens."""
+    rows, most = len(lengths), max(1, *(num_pages(length) for length in lengths))
+    inputs = allocate_inputs(LAYOUT, rows, most + 2, device)
+    inputs.block_table.fill_(ABSURD_ID)
+    slots = torch.arange(rows - 1, -1, -1, dtype=torch.int32)
+    return with_rows(inputs, slots.tolist(), lengths)
+
+
+def with_rows(inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int]) -> StepInputs:
+    """The same block table under other batch rows; what follows them is poisoned."""
+    device, rows = inputs.block_table.device, len(lengths)
+
+    def field(values: Sequence[int], like: Tensor) -> Tensor:
+        out = torch.full_like(like, ABSURD_ID)
+        out[: len(values)] = torch.tensor(values, dtype=like.dtype, device=device)
+        return out
+
+    starts = [0] * (rows + 1)
+    for row, length in enumerate(lengths):
+        starts[row + 1] = starts[row] + num_splits(length)
+    return replace(
+        inputs,
+        slot_idx=field(slots, inputs.slot_idx),
+        context_len=field(lengths, inputs.context_len),
+        split_start=field(starts, inputs.split_start),
+    )
+
+
+def place_pages(case: Case, page_ids: Sequence[int], holes: Sequence[tuple[int, int]] = ()) -> None:
+    """Give each row the next pages of `page_ids` and write its contents there, and only there."""
+    free = iter(page_ids)
+    unmapped = set(holes)
+    for row, content in enumerate(case.contents):
+        slot = int(case.inputs.slot_idx[row])
+        for page_idx in range(num_pages(len(content))):
+            tokens = content[page_idx * PAGE_SIZE : (page_idx + 1) * PAGE_SIZE]
+            page = -1 if (row, page_idx) in unmapped else next(free)
+            case.inputs.block_table[slot, page_idx] = page
+            if page >= 0:
+                case.slab[page, case.layer, : len(tokens)] = tokens
+
+
+def select(case: Case, rows: Sequence[int]) -> Case:
+    """A batch of only these rows of a case, in this order, over the same slab and table."""
+    contents = [case.contents[row] for row in rows]
+    slots = [int(case.inputs.slot_idx[row]) for row in rows]
+    inputs = with_rows(case.inputs, slots, [len(content) for content in contents])
+    return replace(case, inputs=inputs, contents=contents, q=case.q[list(rows)].contiguous())
+
+
+def absorb(case: Case, ops: AttentionLaunches | ReferenceAttention) -> Tensor:
+    q_abs = torch.full(
+        (case.rows, case.heads, ROW_DIM), torch.nan, dtype=case.q.dtype, device=case.q.device
+    )
+    ops.absorb(case.q, case.kv_b, case.rope, q_abs, case.rows, case.nope_dim)
+    return q_abs
+
+
+def attend_and_expand(
+    case: Case,
+    ops: AttentionLaunches | ReferenceAttention,
+    numerics: Numerics,
+    q_abs: Tensor,
+    sub_batches: Sequence[int] = (),
+) -> Tensor:
+    """o [rows, heads, v]; `sub_batches` are the first rows of all calls but the first."""
+    device, act = case.q.device, case.q.dtype
+    workspace = allocate_workspace(case.rows, case.max_ctx, case.heads, numerics, device, act)
+    workspace.partial_o.fill_(torch.nan)
+    workspace.partial_ml.fill_(torch.nan)
+    out = torch.full((case.rows, case.heads * case.v_dim), torch.nan, dtype=act, device=device)
+    edges = [0, *sub_batches, case.rows]
+    for first, last in pairwise(edges):
+        num = last - first
+        ops.attend(q_abs, case.slab, case.layer, workspace, first, num, case.scale)
+        ops.expand(workspace, case.kv_b, out, first, num, case.nope_dim)
+    return out.view(case.rows, case.heads, case.v_dim)
+
+
+def run(case: Case, ops: AttentionLaunches | ReferenceAttention, numerics: Numerics) -> Tensor:
+    """absorb, attend and expand of the whole batch: o [rows, heads, v]."""
+    return attend_and_expand(case, ops, numerics, absorb(case, ops))
+
+
+def expected(case: Case, row: int) -> Tensor:
+    """The oracle's o [heads, v] float64 of one row, from the query before absorption."""
+    query = case.q[row].view(case.heads, -1)
+    nope, rope_half = query[:, : case.nope_dim], query[:, case.nope_dim :]
+    pairs = "neighbours" if case.rope.interleaved else "halves"
+    position = len(case.contents[row]) - 1
+    turned = oracle.rotated(rope_half, position, case.rope.inv_freq, case.rope.magnitude, pairs)
+    kv_b = case.kv_b.view(case.heads, -1, 512)
+    turned_query = torch.cat((nope.double(), turned), dim=1)
+    return oracle.attention(turned_query, case.contents[row], kv_b, case.nope_dim, case.scale)
+
+
+def expected_landed(case: Case, row: int, q_abs: Tensor) -> Tensor:
+    """The emulated landed chain's o [heads, v] of one row, from its absorbed query."""
+    kv_b = case.kv_b.view(case.heads, -1, 512)
+    return oracle.landed_attention(q_abs[row], case.contents[row], kv_b, case.nope_dim, case.scale)
