@@ -1,0 +1,151 @@
+"""A server on a thread for tests, and a peer that speaks the wire format by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from fakes import FakeEngine
+from latentd.server import Server, ServerOptions
+from latentd_client import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from latentd.engine import Engine
+
+
+class Running:
+    """A server and the thread that runs it; `error` is what `serve` raised."""
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.server = Server(engine, options)
+        self.server.bind()
+        self.endpoint = self.server.endpoint
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self.server.serve()
+        except Exception as error:
+            self.error = error
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        self.server.stop(drain_s)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(endpoint: str, engine: Engine | None = None, **options: Any) -> Iterator[Running]:
+    """A running server; keyword arguments are fields of ServerOptions."""
+    engine = FakeEngine() if engine is None else engine
+    running = Running(engine, ServerOptions(endpoint=endpoint, spin_us=0, **options))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+class Peer:
+    """A DEALER that sends what it is told, well-formed or not."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.connect(endpoint)
+        self.session = ""
+        self._id = 0
+
+    def send(self, op: str, raw: Sequence[Any] = (), **fields: Any) -> int:
+        """Send a request of this peer's session; returns its id."""
+        self._id += 1
+        header = {"v": 1, "id": self._id, "op": op}
+        if self.session:
+            header["session"] = self.session
+        self.socket.send_multipart(protocol.encode({**header, **fields}, raw))
+        return self._id
+
+    def receive(self) -> tuple[dict[str, Any], list[Any]]:
+        """The next reply: header and raw frames."""
+        frames = self.socket.recv_multipart()
+        header = protocol.decode_header(frames[0])
+        return header, protocol.decode_raw(header, frames[1:])
+
+    def ask(self, op: str, raw: Sequence[Any] = (), **fields: Any) -> dict[str, Any]:
+        """A request's reply, without raw frames."""
+        request_id = self.send(op, raw, **fields)
+        header, _ = self.receive()
+        assert header["id"] == request_id
+        return header
+
+    def hello(self) -> Peer:
+        self.session = self.ask("hello", versions=[1, 1])["session"]
+        return self
+
+    def open(self, prompt: Sequence[int] = (1, 2, 3), key: str = "k", **fields: Any) -> Any:
+        return self.ask("open", key=key, prompt=list(prompt), **fields)
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def seat(opened: dict[str, Any]) -> dict[str, Any]:
+    """The fields that name an opened slot at its length."""
+    return {"slot": opened["slot"], "epoch": opened["epoch"], "pos": opened["context_len"]}
+
+
+class Blocking:
+    """An AsyncClient or AsyncSlot with blocking methods, so that both clients share their tests."""
+
+    def __init__(self, target: Any, runner: Any) -> None:
+        self._target = target
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "step" and args and isinstance(args[0], list):
+                args = ([(slot._target, token) for slot, token in args[0]],)
+            result = value(*args, **kwargs)
+            if name == "stream":
+                return self._iterate(result)
+            result = self._runner.run(_wait(result))
+            return Blocking(result, self._runner) if name == "open" else result
+
+        return call
+
+    def _iterate(self, stream: Any) -> Iterator[Any]:
+        while True:
+            try:
+                yield self._runner.run(_wait(stream.__anext__()))
+            except StopAsyncIteration:
+                return
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.run(self._target.close())
+
+
+async def _wait(awaitable: Any) -> Any:
+    return await awaitable
