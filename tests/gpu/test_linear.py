@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from launching import make_ops, poisoned, randn, relative_l2, replay
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [
+    (2048, 10944),
+    (102400, 2048),
+    (576, 2048),
+    (3072, 1536),
+    (8, 256),
+    (256, 256),
+    (100, 96),
+    (704, 32),
+]
+BATCHES = (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128)
+
+
+def name(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name)
+def test_linear_matches_float64(shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    ops = make_ops()
+    m, k = shape
+    weight, x = randn(m, k, scale=k**-0.5), randn(128, k)
+    truth = x.double() @ weight.double().T
+    for rows in (1, 5, 16, 32, 128):
+        landed, exact = poisoned(rows, m), poisoned(rows, m, dtype=torch.float32)
+        ops.linear(x, weight, landed, rows)
+        ops.linear(x, weight, exact, rows)
+        assert relative_l2(exact, truth[:rows]) < 1e-6  # f32 sums of at most 10944 terms
+        assert torch.equal(landed, exact.bfloat16())
+
+
+@pytest.mark.parametrize("inner", [10944, 1408, 256, 20], ids=str)
+def test_gated_linear_matches_float64(inner: int) -> None:
+    torch.manual_seed(2)
+    ops = make_ops()
+    weight, x = randn(2 * inner, 512, scale=0.1), randn(128, 512)
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    truth = torch.nn.functional.silu(gate) * up
+    for rows in (1, 9, 64, 128):
+        out = poisoned(rows, inner)
+        ops.gated_linear(x, weight, out, rows)
+        assert relative_l2(out, truth[:rows]) < 3e-3  # one bf16 landing
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
+@pytest.mark.parametrize("shape", [*SHAPES[2:], (4096, 512), (8192, 2048), (2048, 10944)], ids=name)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    shape: tuple[int, int], gated: bool
+) -> None:
+    torch.manual_seed(3)
+    ops = make_ops()
+    m, k = shape
+    weight, x = randn(m, k, scale=k**-0.5), randn(512, k)
+    width = m // 2 if gated else m
+
+    def run(first: int, rows: int) -> torch.Tensor:
+        out = poisoned(rows, width, dtype=torch.bfloat16 if gated else torch.float32)
+        product = ops.gated_linear if gated else ops.linear
+        product(x[first:], weight, out, rows)
+        return out
+
+    alone = torch.cat([run(row, 1) for row in range(512)])
+    assert not alone.isnan().any()
+    for rows in BATCHES:
+        first = 512 - rows  # another place in the batch than row 0
+        assert torch.equal(run(first, rows), alone[first:]), rows
+    assert torch.equal(run(0, 512), alone)
+
+
+def test_accumulate_adds_to_the_residual_and_touches_no_other_row() -> None:
+    torch.manual_seed(4)
+    ops = make_ops()
+    weight, x = randn(256, 512, scale=0.05), randn(128, 512)
+    for rows in (3, 40):
+        product, out = poisoned(rows, 256, dtype=torch.float32), randn(128, 256).float()
+        before = out.clone()
+        ops.linear(x, weight, product, rows)
+        ops.linear(x, weight, out, rows, accumulate=True)
+        assert torch.equal(out[:rows], before[:rows] + product)
+        assert torch.equal(out[rows:], before[rows:])
+
+
+@pytest.mark.parametrize("rows", [2, 70])
+def test_rows_may_be_strided_on_both_sides(rows: int) -> None:
+    torch.manual_seed(5)
+    ops = make_ops()
+    weight, wide = randn(200, 256, scale=0.05), randn(rows, 640)
+    out, plain = poisoned(rows, 333), poisoned(rows, 200)
+    ops.linear(wide[:, 128:384], weight, out[:, 100:300], rows)
+    ops.linear(wide[:, 128:384].contiguous(), weight, plain, rows)
+    assert torch.equal(out[:, 100:300], plain)
+    assert out[:, :100].isnan().all()
+    assert out[:, 300:].isnan().all()
+
+
+def test_replay_equals_eager() -> None:
+    torch.manual_seed(6)
+    ops = make_ops()
+    weight, x = randn(3072, 1536, scale=0.05), randn(128, 1536)
+    for rows in (1, 128):
+        eager, replayed = poisoned(rows, 3072), poisoned(rows, 3072)
+        ops.linear(x, weight, eager, rows)
+        replay(partial(ops.linear, x, weight, replayed, rows), times=2)
+        assert torch.equal(eager, replayed)
+
+
+def test_a_k_that_is_no_multiple_of_32_is_refused_by_name() -> None:
+    ops = make_ops()
+    with pytest.raises(ValueError, match="k = 40 is not a multiple of 32"):
+        ops.linear(randn(1, 40), randn(16, 40), poisoned(1, 16), 1)
