@@ -1,1 +1,1 @@
-"""The latentd daemon: weights, latent pool, graphs and the server; start it with `latentd serve`."""
+"""The latentd daemon: weights, latent pool, graphs and server; started by `latentd serve`."""

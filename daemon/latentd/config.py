@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from latentd.options import EngineOptions
 from latentd.settings import ConfigError, Setting
+from latentd.work import ServerOptions
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
 from latentd_kernels.geometry import MAX_CTX
 
@@ -136,8 +137,15 @@ class Config:
         model_dir = self.model_config or self.model
         if model_dir is None:
             raise ConfigError("no model: give --model DIR, LATENTD_MODEL, or model in the file")
-        shared = {item.name for item in fields(EngineOptions)} & SETTINGS.keys()
-        return EngineOptions(model_dir, **{name: getattr(self, name) for name in shared})
+        return EngineOptions(model_dir, **self._shared(EngineOptions))
+
+    def server_options(self) -> ServerOptions:
+        """Where and how the server serves."""
+        return ServerOptions(**self._shared(ServerOptions))
+
+    def _shared(self, options: type[EngineOptions | ServerOptions]) -> dict[str, Any]:
+        names = {item.name for item in fields(options)} & SETTINGS.keys()
+        return {name: getattr(self, name) for name in names}
 
 
 SETTINGS: dict[str, Setting] = {

@@ -1,4 +1,4 @@
-"""The start-up summary: what is served, on what, with which memory, where, and what took how long."""
+"""The start-up summary: what is served, where, on what, with which memory, and how long it took."""
 
 from __future__ import annotations
 
