@@ -1,0 +1,67 @@
+"""The entry point: picks the command, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from latentd.commands import bench, check, demo, generate, selftest, serve, status
+from latentd.commands.parsing import EXIT_CONFIG, EXIT_FAILED, Parser
+from latentd.endpoint import EndpointError
+from latentd.model.fields import CheckpointError
+from latentd.options import StartError
+from latentd.settings import ConfigError
+from latentd_client import LatentdError, __version__
+from latentd_kernels.manifest import ManifestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)
+"""What a restart does not cure: exit code 78."""
+
+
+def build_parser() -> Parser:
+    """The parser of the whole command line."""
+    parser = Parser(
+        prog="latentd",
+        description="Low-latency decode daemon for latent-attention models.",
+        epilog="exit codes: 0 clean, 1 failed, 2 bad usage, 70 device error, 78 bad configuration",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"latentd {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (serve, demo, generate, check, selftest, status, bench):
+        module.add(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    prog = args.parser.prog
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BAD_CONFIGURATION as error:
+        return _fail(prog, error, EXIT_CONFIG)
+    except LatentdError as error:
+        return _fail(prog, error, EXIT_FAILED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that exit stays quiet
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(prog: str, error: Exception, code: int) -> int:
+    print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""`latentd bench steps`: what a step of a running daemon costs, and how many it does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from latentd.commands.connecting import add_connection, positive_float, positive_int
+from latentd.commands.latency import WARM_UP, Case, Measured, measure
+from latentd.commands.parsing import Parser, add_command
+from latentd_client import Client, DaemonInfo
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the command and its parts."""
+    bench = subparsers.add_parser("bench", help="measure a running daemon", allow_abbrev=False)
+    bench.set_defaults(parser=bench)
+    parts = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    parser = add_command(
+        parts, "steps", "latency and throughput of steps: one slot, several in one request, "
+        "several clients, streams", run,
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=positive_int, default=1024, metavar="N",
+        help="requests of each case (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=positive_float, default=10.0, metavar="S",
+        help="end a case after this time (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=positive_int, default=16, metavar="N",
+        help="tokens in each slot at the start (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_connection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure case by case, printing each as it is done."""
+    with Client(args.endpoint, timeout_s=args.timeout_s) as client:
+        info = client.info
+    if args.context + WARM_UP >= info.max_ctx:
+        args.parser.error(f"--context {args.context}: at most {info.max_ctx - WARM_UP - 1} here")
+    results = (measure(args.endpoint, case) for case in cases(info, args))
+    if args.json:
+        facts = {name: getattr(info, name) for name in ("model", "device", "numerics", "max_ctx")}
+        report = {"daemon": facts, "context": args.context, "cases": [asdict(r) for r in results]}
+        json.dump(report, sys.stdout, indent=2)
+        print()
+    else:
+        print(f"{info.model} on {info.device}, {info.numerics}, {args.context} tokens at the start")
+        print_table(results)
+    return 0
+
+
+def cases(info: DaemonInfo, args: argparse.Namespace) -> Iterator[Case]:
+    """The cases that this daemon has slots for."""
+    for rows in (1, 2, 4, 8, 16, 32, 64, 128):
+        if rows <= info.max_slots:
+            yield Case("step", rows, 1, args.context, args.steps, args.seconds)
+    for clients in (2, 4):
+        if clients <= info.max_slots:
+            yield Case("step", 1, clients, args.context, args.steps, args.seconds)
+    for clients in (1, 2, 4):
+        if clients <= info.max_slots:
+            yield Case("stream", 1, clients, args.context, args.steps, args.seconds)
+
+
+def print_table(results: Iterable[Measured]) -> None:
+    """One line a case, microseconds; printed as the cases end."""
+    print(
+        f"{'case':32}{'requests':>9}{'p50':>10}{'p90':>10}{'p99':>10}"
+        f"{'device':>10}{'over it':>10}{'tokens/s':>11}"
+    )
+    for row in results:
+        device = "-" if row.device_us is None else f"{row.device_us:.1f}"
+        over = "-" if row.over_device_us is None else f"{row.over_device_us:.1f}"
+        print(
+            f"{row.case:32}{row.requests:>9}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
+            f"{row.p99_us:>10.1f}{device:>10}{over:>10}{row.tokens_per_s:>11.0f}",
+            flush=True,
+        )

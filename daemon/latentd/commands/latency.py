@@ -1,0 +1,159 @@
+"""Latency and throughput of a running daemon, measured through the client, for bench and demo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from latentd_client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.synchronize import Barrier
+
+    from latentd_client import Slot
+
+WARM_UP = 20
+"""Requests (or tokens of a stream) at the start of each case that are not counted."""
+START_TIMEOUT_S = 60.0
+"""How long the clients of one case wait for each other."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one measurement does: each of `clients` processes opens `rows` slots with a prompt of
+    `context` tokens and steps them in one request, or streams one slot, until `steps` requests or
+    `seconds` are over."""
+
+    kind: Literal["step", "stream"]
+    rows: int
+    clients: int
+    context: int
+    steps: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        what = "1 slot" if self.rows == 1 else f"{self.rows} slots in one request"
+        who = "" if self.clients == 1 else f", {self.clients} clients"
+        return f"{self.kind}, {what}{who}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a case. Times are microseconds of a whole request as the client sees it (in
+    a stream: from token to token); `device_us` is the device's own median, None where the bucket
+    varies."""
+
+    case: str
+    requests: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    device_us: float | None
+    over_device_us: float | None
+    tokens_per_s: float
+
+
+def measure(endpoint: str, case: Case) -> Measured:
+    """Run one case against the daemon at `endpoint`, in this process or, for several clients, in
+    one process each. Raises LatentdError for what the daemon refuses."""
+    if case.clients == 1:
+        times, elapsed_s = _run(endpoint, case, lambda: None)
+    else:
+        times, elapsed_s = _run_processes(endpoint, case)
+    device_us = _device_us(endpoint, case.rows) if case.clients == 1 else None
+    p50, p90, p99 = (round(float(value), 1) for value in np.percentile(times, (50, 90, 99)))
+    return Measured(
+        case=case.name,
+        requests=len(times),
+        p50_us=p50,
+        p90_us=p90,
+        p99_us=p99,
+        device_us=device_us,
+        over_device_us=None if device_us is None else round(p50 - device_us, 1),
+        tokens_per_s=round(len(times) * case.rows / elapsed_s, 1),
+    )
+
+
+def _device_us(endpoint: str, rows: int) -> float | None:
+    """The device's median over the last steps of the bucket that holds `rows`."""
+    with Client(endpoint) as client:
+        bucket = min(size for size in client.info.buckets if size >= rows)
+        by_bucket = client.stats().get("device_us")
+    times = by_bucket.get(str(bucket)) if isinstance(by_bucket, dict) else None
+    return float(times["p50"]) if times else None
+
+
+def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[float], float]:
+    """Times in microseconds and the seconds they took; `start` is called when all is ready."""
+    with Client(endpoint, timeout_s=START_TIMEOUT_S) as client:
+        slots = [client.open([1] * case.context) for _ in range(case.rows)]
+        ticks = _step(client, slots, case) if case.kind == "step" else _stream(client, slots[0])
+        for _ in range(WARM_UP):
+            next(ticks)
+        start()
+        times: list[float] = []
+        begin = last = time.perf_counter()
+        for _ in range(case.steps):
+            next(ticks)
+            now = time.perf_counter()
+            times.append((now - last) * 1e6)
+            last = now
+            if now - begin > case.seconds:
+                break
+        for slot in slots:
+            slot.close()
+        return times, last - begin
+
+
+def _step(client: Client, slots: list[Slot], case: Case) -> Iterator[None]:
+    """Each turn is one request that steps all slots; full slots start over."""
+    while True:
+        if slots[0].context_len >= client.info.max_ctx:
+            for slot in slots:
+                slot.truncate(case.context)
+        if len(slots) == 1:
+            slots[0].step(token=1)
+        else:
+            client.step([(slot, 1) for slot in slots])
+        yield
+
+
+def _stream(client: Client, slot: Slot) -> Iterator[None]:
+    """Each turn is one token of a stream; a full slot starts over."""
+    context = slot.context_len
+    while True:
+        for _ in slot.stream(max_steps=client.info.max_ctx - slot.context_len):
+            yield
+        slot.truncate(context)
+        slot.step(token=1)
+
+
+def _run_processes(endpoint: str, case: Case) -> tuple[list[float], float]:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(case.clients)
+    with context.Pool(case.clients, _keep_barrier, (barrier,)) as pool:
+        results = pool.starmap(_work, [(endpoint, case)] * case.clients, chunksize=1)
+    times = [time_us for result, _ in results for time_us in result]
+    return times, max(elapsed_s for _, elapsed_s in results)
+
+
+_barrier: Barrier | None = None
+
+
+def _keep_barrier(barrier: Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _work(endpoint: str, case: Case) -> tuple[list[float], float]:
+    """One client's share, in a process of its own."""
+    assert _barrier is not None
+    barrier = _barrier
+    return _run(endpoint, case, lambda: barrier.wait(START_TIMEOUT_S))

@@ -1,0 +1,82 @@
+"""`latentd status`: health and counters of a running daemon, from its control socket."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from latentd.commands.connecting import add_connection
+from latentd.commands.parsing import Parser, add_command
+from latentd_client import Control, protocol
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from latentd_client.protocol import Header
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(subparsers, "status", "show a running daemon's health and counters", run)
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_connection(parser)
+    parser.add_argument(
+        "--control-endpoint", default=os.environ.get("LATENTD_CONTROL_ENDPOINT"),
+        metavar="ENDPOINT", help="control socket; default: the one beside --endpoint",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask once and print."""
+    endpoint = args.control_endpoint or protocol.control_endpoint(args.endpoint)
+    with Control(endpoint, timeout_s=args.timeout_s) as control:
+        health, stats = control.health(), control.stats()
+    if args.json:
+        print(json.dumps({"health": health, "stats": stats}, indent=2))
+    else:
+        print("\n".join(screen(health, stats)))
+    return 0
+
+
+def screen(health: Header, stats: dict[str, Any]) -> Iterator[str]:
+    """The lines of one screen; counters that this version does not know come last."""
+    rest = dict(stats)
+    yield (
+        f"{health['state']}, up {duration(health['uptime_s'])}, pid {health['pid']}, "
+        f"boot {health['boot_id']}"
+    )
+    for name, used, total in (
+        ("slots", "slots_used", "slots_total"),
+        ("pages", "kv_pages_used", "kv_pages_total"),
+    ):
+        if used in rest and total in rest:
+            yield f"{name:<8}{rest.pop(used)} of {rest.pop(total)} in use"
+    times = {key: rest.pop(key, {}) for key in ("steps_by_bucket", "device_us", "step_us")}
+    if times["steps_by_bucket"]:
+        yield f"{'bucket':>8}{'steps':>12}{'device p50':>13}{'p99':>9}{'step p50':>13}{'p99':>9} us"
+    for bucket, steps in times["steps_by_bucket"].items():
+        device, step = (times[key].get(bucket, {}) for key in ("device_us", "step_us"))
+        yield (
+            f"{bucket:>8}{steps:>12}{_number(device, 'p50'):>13}{_number(device, 'p99'):>9}"
+            f"{_number(step, 'p50'):>13}{_number(step, 'p99'):>9}"
+        )
+    for key, value in rest.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {number}" for name, number in value.items()) or "none"
+        yield f"{key.replace('_', ' ')}: {value}"
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days:.0f} d {hours % 24:.0f} h"
+    if hours:
+        return f"{hours:.0f} h {minutes % 60:.0f} min"
+    return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+
+
+def _number(times: dict[str, float], key: str) -> str:
+    return f"{times[key]:.1f}" if key in times else "-"

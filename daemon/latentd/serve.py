@@ -1,0 +1,115 @@
+"""The life of the serving process: start, READY, drain, reload and the exit code.
+
+It knows signals and the service manager; it does not know the configuration (the command passes
+plain options) nor what the engine and the server do.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import torch
+import zmq
+
+from latentd.backend import start_engine
+from latentd.endpoint import Binding
+from latentd.leaving import leaving_on_device_fault
+from latentd.server import Server
+from latentd.summary import summary_lines
+from latentd_client import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from latentd.notify import Notifier
+    from latentd.options import EngineOptions
+    from latentd.server import ServerOptions
+
+SWITCH_INTERVAL_S = 1e-4
+"""How long another thread may hold the interpreter while the engine waits for it (measured:
+a burst of pure Python stalls the engine 5-9 ms with the default of 5 ms, 0.7-4.7 with this)."""
+
+log = logging.getLogger("latentd")
+
+
+class Daemon:
+    """One serving process. `reload` reads the configuration again and returns the new drain_s;
+    it raises ValueError when that cannot be used."""
+
+    def __init__(self, drain_s: float, reload: Callable[[], float], notifier: Notifier) -> None:
+        self._drain_s = drain_s
+        self._reload = reload
+        self._notifier = notifier
+        self._server: Server | None = None
+        self._is_stopping = False
+
+    def run(self, engine_options: EngineOptions, server_options: ServerOptions) -> int:
+        """Start, serve until a signal, and return the exit code. Raises what start-up raises."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._terminate)
+        signal.signal(signal.SIGHUP, self._hang_up)
+        begin = time.monotonic()
+        check_endpoints(server_options)
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core for the sockets
+        with leaving_on_device_fault():
+            engine = start_engine(engine_options, self._report)
+            server = Server(engine, server_options, on_tick=self._notifier.tick)
+            server.bind()
+            self._server = server
+            endpoints = (server.endpoint, server.control_endpoint)
+            total_s = time.monotonic() - begin
+            for line in summary_lines(engine.info, engine.startup, endpoints, total_s):
+                log.info("%s", line)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            gc.collect()
+            gc.freeze()
+            self._notifier.send(READY=1, STATUS=f"serving {engine.info.name}")
+            server.serve()
+        self._notifier.send(STOPPING=1)
+        log.info("stopped")
+        return 0
+
+    def _report(self, text: str) -> None:
+        log.info("%s", text)
+        self._notifier.loading(text)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        """First SIGTERM or SIGINT: drain. Second: stop at once. While loading: leave."""
+        if self._server is None:
+            self._notifier.send(STOPPING=1)
+            raise SystemExit(0)
+        if self._is_stopping:
+            self._server.abort()
+            return
+        self._is_stopping = True
+        log.info("%s: draining for at most %g s", signal.Signals(number).name, self._drain_s)
+        self._notifier.send(STOPPING=1, STATUS="draining")
+        self._server.stop(self._drain_s)
+
+    def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        """SIGHUP: take over what can change without a restart."""
+        self._notifier.reloading()
+        try:
+            self._drain_s = self._reload()
+        except ValueError as error:
+            log.error("reload failed, the old settings stay: %s", error)
+        if self._server is not None:
+            self._notifier.send(READY=1)
+
+
+def check_endpoints(options: ServerOptions) -> None:
+    """Bind both endpoints and let go of them, so that a path that cannot be served is refused
+    before weights are loaded. Raises EndpointError."""
+    control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
+    with zmq.Context() as context:
+        for endpoint in (options.endpoint, control):
+            with closing(context.socket(zmq.ROUTER)) as router:
+                Binding(router, endpoint).release()

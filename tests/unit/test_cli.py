@@ -1,0 +1,130 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NO_TORCH = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "safetensors", "cuda"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from latentd.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(
+    *args: str, start: tuple[str, ...] = ("-m", "latentd"), **variables: str
+) -> tuple[int, str, str]:
+    environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
+    done = subprocess.run(
+        [sys.executable, *start, *args],
+        env=environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def assert_one_line(stderr: str, *parts: str) -> None:
+    assert stderr.count("\n") == 1, stderr
+    for part in parts:
+        assert part in stderr
+
+
+def test_version_is_printed() -> None:
+    code, stdout, _ = run("--version")
+    assert code == 0
+    assert stdout.startswith("latentd ")
+
+
+def test_the_help_of_serve_groups_the_settings_by_subject() -> None:
+    code, stdout, _ = run("serve", "--help")
+    assert code == 0
+    for title in ("model:", "engine:", "memory:", "server:", "life cycle:"):
+        assert f"\n{title}\n" in stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("serve", "--bogus"), 78),
+        (("check", "--max-ctx"), 78),
+        (("generate",), 2),
+        (("generate", "text", "--tokens", "1"), 2),
+        (("generate", "--tokens", "1,x"), 2),
+        (("generate", "text", "--max-steps", "0"), 2),
+        (("bench",), 2),
+        (("bench", "steps", "--seconds", "nan"), 2),
+        (("status", "--bogus"), 2),
+        (("nonsense",), 2),
+        ((), 2),
+    ],
+)
+def test_a_bad_command_line_is_one_line_and_an_exit_code(args: tuple[str, ...], code: int) -> None:
+    actual, stdout, stderr = run(*args)
+    assert (actual, stdout) == (code, "")
+    assert_one_line(stderr, "latentd", "--help")
+
+
+def test_a_bad_setting_ends_serve_with_78() -> None:
+    code, _, stderr = run("serve", "--model", "/x", "--max-ctx", "0")
+    assert code == 78
+    assert_one_line(stderr, "max_ctx = 0", "flag --max-ctx", "1 to 1048576")
+
+
+def test_a_bad_setting_in_the_environment_is_named() -> None:
+    code, _, stderr = run("serve", "--model", "/x", LATENTD_NUMERICS="f16")
+    assert code == 78
+    assert_one_line(stderr, "numerics = 'f16'", "LATENTD_NUMERICS", "f32 or landed")
+
+
+def test_serve_without_a_model_says_how_to_name_one() -> None:
+    code, _, stderr = run("serve")
+    assert code == 78
+    assert_one_line(stderr, "--model")
+
+
+@pytest.mark.parametrize("command", ["status", "generate", "bench"])
+def test_a_client_command_without_a_daemon_fails_in_one_line(command: str, tmp_path: Path) -> None:
+    more = {"generate": ["--tokens", "1"], "bench": ["steps"]}.get(command, [])
+    endpoint = f"ipc://{tmp_path}/none.sock"
+    code, _, stderr = run(command, *more, "--endpoint", endpoint)
+    assert code == 1
+    assert_one_line(stderr, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("serve", "--model", "/x"),
+        ("check", "--model", "/x"),
+        ("selftest", "--model", "/x"),
+        ("demo",),
+    ],
+)
+def test_without_torch_a_daemon_command_names_the_extra(args: tuple[str, ...]) -> None:
+    code, _, stderr = run(*args, start=("-c", NO_TORCH))
+    assert code == 78
+    assert_one_line(stderr, args[0], "torch", "pip install 'latentd[daemon]'")
+
+
+@pytest.mark.parametrize("args", [("status",), ("generate", "--tokens", "1"), ("bench", "steps")])
+def test_without_torch_a_client_command_still_looks_for_a_daemon(
+    args: tuple[str, ...], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/none.sock"
+    code, _, stderr = run(*args, "--endpoint", endpoint, start=("-c", NO_TORCH))
+    assert code == 1
+    assert_one_line(stderr, str(tmp_path))
+
+
+def test_check_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    code, _, stderr = run("check", "--model", str(tmp_path))
+    assert code == 78
+    assert_one_line(stderr, "config.json")

@@ -1,0 +1,217 @@
+"""Commands against a real daemon process on the CPU backend, with a tiny random model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from latentd.commands.child import Child
+from latentd_client import Client, Control, RequestRejected, protocol
+
+pytest.importorskip("torch")
+
+TINY = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 256,
+    "eos_token_id": None,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_nextn_predict_layers": 0,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 1,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+START_S = 120.0
+Start = Callable[..., Child]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+def start(folder: Path, tiny: Path, *flags: str) -> Child:
+    folder.mkdir(exist_ok=True)
+    model = ("--weights", "random", "--config", str(tiny), "--device", "cpu", "--max-slots", "4")
+    return Child(folder, (*model, "--max-ctx", "2048", *flags))
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Child]:
+    """A daemon that the tests share."""
+    with start(tmp_path_factory.mktemp("daemon"), tiny) as child:
+        child.wait_ready(START_S, lambda status: None)
+        yield child
+
+
+def latentd(*args: str) -> subprocess.CompletedProcess[str]:
+    environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-m", "latentd", *args],
+        env=environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_summary_tells_what_is_served(daemon: Child) -> None:
+    log = daemon.log.read_text()
+    for part in (
+        "1 layers", "1152 bytes a token", "128 pages of 64 tokens", "buckets: 1 2 4",
+        "cpu (asked for)", "numerics f32", "self-test: ", "seconds: ", daemon.endpoint,
+        protocol.control_endpoint(daemon.endpoint),
+    ):  # fmt: skip
+        assert part in log
+
+
+def test_generate_streams_token_ids_to_stdout(daemon: Child) -> None:
+    done = latentd(
+        "generate", "--tokens", "1,2,3", "--ids", "--max-steps", "7", "--endpoint", daemon.endpoint
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 7
+
+
+def test_generate_ends_before_a_stop_token(daemon: Child) -> None:
+    common = ("generate", "--tokens", "1,2,3", "--ids", "--endpoint", daemon.endpoint)
+    free = latentd(*common, "--max-steps", "9").stdout.split()
+    stop = free[4]
+    stopped = latentd(*common, "--max-steps", "9", "--stop", stop).stdout.split()
+    assert stopped == free[: free.index(stop)]
+
+
+def test_generate_with_a_seed_gives_the_same_text_again(daemon: Child) -> None:
+    args = ("generate", "abc", "--temperature", "1", "--seed", "5", "--endpoint", daemon.endpoint)
+    first, second = latentd(*args, "--max-steps", "20"), latentd(*args, "--max-steps", "20")
+    assert first.returncode == 0
+    assert first.stdout == second.stdout != "\n"
+
+
+def test_a_refusal_of_the_daemon_is_one_line_and_exit_code_1(daemon: Child) -> None:
+    done = latentd("generate", "--tokens", "999", "--endpoint", daemon.endpoint)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "999" in done.stderr
+
+
+def test_status_shows_slots_pages_and_steps(daemon: Child) -> None:
+    with Client(daemon.endpoint) as client, client.open([1, 2]) as slot:
+        slot.step()
+        done = latentd("status", "--endpoint", daemon.endpoint)
+    assert done.returncode == 0, done.stderr
+    assert "ready, up " in done.stdout
+    assert "slots   1 of 4 in use" in done.stdout
+    assert "pages   1 of 128 in use" in done.stdout
+
+
+def test_status_prints_json(daemon: Child) -> None:
+    report = json.loads(latentd("status", "--json", "--endpoint", daemon.endpoint).stdout)
+    assert report["health"]["state"] == "ready"
+    assert report["stats"]["kv_pages_total"] == 128
+
+
+def test_bench_steps_measures_every_case(daemon: Child) -> None:
+    done = latentd(
+        "bench", "steps", "--steps", "30", "--seconds", "5", "--json", "--endpoint", daemon.endpoint
+    )
+    assert done.returncode == 0, done.stderr
+    cases = {case["case"]: case for case in json.loads(done.stdout)["cases"]}
+    assert set(cases) == {
+        "step, 1 slot", "step, 2 slots in one request", "step, 4 slots in one request",
+        "step, 1 slot, 2 clients", "step, 1 slot, 4 clients",
+        "stream, 1 slot", "stream, 1 slot, 2 clients", "stream, 1 slot, 4 clients",
+    }  # fmt: skip
+    for case in cases.values():
+        assert 0 < case["p50_us"] <= case["p90_us"] <= case["p99_us"]
+        assert case["tokens_per_s"] > 0
+    assert cases["step, 1 slot"]["device_us"] > 0
+
+
+def test_a_second_daemon_on_the_path_is_refused_before_it_loads(daemon: Child) -> None:
+    done = latentd("serve", "--model", "/nonexistent", "--endpoint", daemon.endpoint)
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1
+    assert str(daemon.process.pid) in done.stderr
+
+
+def test_sighup_reads_the_log_level_again(tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "latentd.toml"
+    file.write_text("log_level = 'info'\n")
+    with start(tmp_path / "run", tiny, "--config-file", str(file)) as child:
+        child.wait_ready(START_S, lambda status: None)
+        file.write_text("log_level = 'debug'\ndrain_s = 1.5\nspin_us = 9\n")
+        child.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "log_level debug, drain_s 1.5" in child.log.read_text())
+        assert "spin_us has changed; a restart is needed" in child.log.read_text()
+        file.write_text("log_level = 'loud'\n")
+        child.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "log_level = 'loud'" in child.log.read_text())
+        assert child.stop() == 0
+
+
+def test_sigterm_lets_a_stream_end_and_refuses_new_work(tmp_path: Path, tiny: Path) -> None:
+    with start(tmp_path / "run", tiny, "--drain-s", "2") as child:
+        child.wait_ready(START_S, lambda status: None)
+        with Client(child.endpoint) as client, Control(client.info.control) as control:
+            slot, idle = client.open([1, 2, 3]), client.open([4])
+            stream = slot.stream(max_steps=2000, credit=2)
+            next(stream)
+            child.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: control.health()["state"] == "draining")
+            with pytest.raises(RequestRejected) as refusal:
+                idle.step()
+            assert refusal.value.code == "draining"
+            rest = sum(1 for _ in stream)
+            assert rest < 1999
+        assert child.process.wait(10) == 0
+        assert not Path(child.endpoint.removeprefix("ipc://")).exists()
+
+
+def test_a_second_sigterm_ends_a_drain_at_once(tmp_path: Path, tiny: Path) -> None:
+    with start(tmp_path / "run", tiny, "--drain-s", "600") as child:
+        child.wait_ready(START_S, lambda status: None)
+        with Client(child.endpoint) as client, Control(client.info.control) as control:
+            stream = client.open([1, 2, 3]).stream(max_steps=2000, credit=1)
+            next(stream)
+            child.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: control.health()["state"] == "draining")
+            child.process.send_signal(signal.SIGTERM)
+            assert child.process.wait(10) == 0
+
+
+def test_sigterm_while_loading_ends_the_start(tmp_path: Path, tiny: Path) -> None:
+    with start(tmp_path / "run", tiny) as child:
+        wait_for(lambda: "device: cpu" in child.log.read_text(), timeout_s=START_S)
+        assert child.stop() == 0
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
