@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from latentd.model.weights import Weights
     from latentd.options import EngineOptions
     from latentd_kernels.library import Library
-
-Report = "Callable[[str], None]"
 
 
 def choose_device(options: EngineOptions) -> tuple[torch.device, str]:
@@ -182,8 +181,7 @@ class _Start:
         """Size the pool by what is left, after a trial capture on a minimal one."""
         graph_bytes = 0
         if not self.options.eager:
-            trial = MemoryPlan(**{**vars(guess), "kv_pages": 1})
-            backend = self._cuda_backend(library, model, trial)
+            backend = self._cuda_backend(library, model, replace(guess, kv_pages=1))
             graph_bytes = backend.graphs.num_bytes
             backend.close()
             del backend

@@ -7,7 +7,7 @@ a GPU nor the memory itself.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -154,7 +154,7 @@ def plan(
             f"kv_pages {options.kv_pages} asks for {pages} pages ({_gib(pages * draft.page_bytes)})"
             f", {_gib(max(left, 0))} are left for them; {_remedy(draft)}, or use kv_pages auto"
         )
-    return MemoryPlan(**{**vars(draft), "kv_pages": pages})
+    return replace(draft, kv_pages=pages)
 
 
 def available_host_bytes() -> int:
