@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | gpu-bench | cubins | lint | format | wheel | clean
+# make demo | test | gpu-test | gpu-memcheck | gpu-bench | cubins | wheel | inventory | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -8,6 +8,9 @@ JOBS ?= $(shell nproc)
 VENV := .venv
 SOURCES := daemon client kernels tests
 CUDA_SOURCES = $(wildcard kernels/latentd_kernels/csrc/*.cu kernels/latentd_kernels/csrc/*.cuh)
+
+GPU_TESTS ?= tests/gpu
+KERNEL_TESTS ?= $(filter-out %graphs.py %isolation.py %long_context.py,$(wildcard tests/gpu/test_*.py))
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -31,22 +34,27 @@ test: lint cubins wheel
 	LATENTD_WHEEL=build/wheel $(PY) -m pytest -m "not gpu"
 
 gpu-test: $(SETUP_TEST) native-cubins
-	$(PY) -m pytest -m gpu tests/gpu
+	$(PY) -m pytest -m gpu $(GPU_TESTS)
 
 gpu-memcheck: $(SETUP_TEST) native-cubins
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m pytest -m gpu -x tests/gpu -k "$(MEMCHECK)"
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m pytest -m gpu $(KERNEL_TESTS)
 
 gpu-bench: $(SETUP_TEST) native-cubins
-	$(PY) -m pytest -m gpu -s tests/bench
+	$(PY) tests/bench/bench_attention.py
+	$(PY) -m pytest -m gpu -s tests/bench/bench_linear.py
+	$(PY) tests/bench/bench_engine.py --device cuda
 
 cubins: $(SETUP_TEST) $(SETUP_COMPILER)
 	$(PY) -m latentd_kernels.build --jobs $(JOBS)
 
 # Cubins for the GPU of this machine, unless current ones are there; none without a driver.
 native-cubins: $(SETUP_DAEMON)
-	@if $(PY) -c "from latentd_kernels.driver import device_count; raise SystemExit(not device_count())"; \
-	then $(MAKE) --no-print-directory gpu-cubins; \
-	else echo "no NVIDIA driver here: no cubins are built, the cpu backend runs"; fi
+	@$(PY) -c "from latentd_kernels.driver import device_count; raise SystemExit(0 if device_count() else 3)"; \
+	case $$? in \
+	0) $(MAKE) --no-print-directory gpu-cubins ;; \
+	3) echo "no NVIDIA driver here: no cubins are built, the cpu backend runs" ;; \
+	*) exit 1 ;; \
+	esac
 
 gpu-cubins: $(SETUP_DAEMON) $(SETUP_COMPILER)
 	$(PY) -m latentd_kernels.build --arch native --if-needed --jobs $(JOBS)
