@@ -95,9 +95,9 @@ class Engine:
 
     def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
         """See EngineProtocol."""
-        self.launches.settle()
-        request.cancelled = True
         slot = self.slots.slots[request.slot_id]
+        self.launches.settle(slot)
+        request.cancelled = True
         if slot.epoch == request.epoch and isinstance(slot.task, OpenTask | StreamTask):
             self.launches.end(slot, reason, reason, "the request was cancelled")
             if isinstance(request, OpenRequest):
@@ -124,7 +124,7 @@ class Engine:
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
-        self.launches.settle()
+        self.launches.settle(slot)
         if slot.epoch != epoch:  # its prompt failed while we waited
             return
         self.launches.end(slot, "closed", "epoch_gone", f"slot {slot_id} was closed")

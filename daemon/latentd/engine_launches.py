@@ -82,9 +82,9 @@ class Launches:
                 self.end(slot, "", refusal.code, f"in the middle of the prompt: {refusal}")
                 self.slots.free(slot)
 
-    def settle(self) -> None:
-        """Wait for all that is in flight; its events come with the next run()."""
-        while self.in_flight:
+    def settle(self, slot: Slot) -> None:
+        """Wait until no row of the slot is in flight; the events come with the next run()."""
+        while any(task.slot is slot for launch in self.in_flight for task in launch.plan.tasks):
             self.finish()
 
     def finish(self) -> None:

@@ -317,6 +317,23 @@ def test_page_order_changes_no_token() -> None:
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
+def test_closing_a_slot_waits_for_its_own_rows_only() -> None:
+    engine = FakeEngine(prefill_chunk=16)
+    idle, streaming = open_slot(engine, [1]), open_slot(engine, [2])
+    engine.admit_open([3] * 200, GREEDY, False)
+    stream = engine.admit_stream(streaming.slot_id, streaming.epoch, 1, 1000, NO_STOP, 1000, None)
+    engine.run()
+    assert len(engine.launches.in_flight) == 2  # the stream's next step and a chunk
+    engine.close(idle.slot_id, idle.epoch)
+    assert len(engine.launches.in_flight) == 2
+    engine.close(streaming.slot_id, streaming.epoch)
+    assert len(engine.launches.in_flight) < 2
+    events = [event for event in engine.run() if event.request is stream]
+    assert isinstance(events[-1], StreamTokens)
+    assert events[-1].end == "closed"
+    engine.slots.check()
+
+
 def test_a_device_fault_is_raised() -> None:
     engine = FakeEngine()
     engine.admit_open([1], GREEDY, False)
