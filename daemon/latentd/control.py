@@ -113,7 +113,7 @@ class Control:
         if op == "stats":
             return {"stats": self._get_stats()}
         if op == "drain":
-            _check_owner(frame)
+            check_owner(_peer_address(frame))
             self._drain(header.get("drain_s"))
             return {}
         if header.get("session") is None:
@@ -133,14 +133,18 @@ class Control:
         return {**self._stats, "age_s": time.monotonic() - self._stats_at}
 
 
-def _check_owner(frame: zmq.Frame) -> None:
-    """Let only root and the daemon's own user through; Peer-Address is localhost:uid:gid:pid on
-    ipc, and says nothing of a user on tcp."""
+def _peer_address(frame: zmq.Frame) -> str:
     try:
-        address = frame.get("Peer-Address")
-        uid = int(str(address).split(":")[1]) if str(address).startswith("localhost:") else None
-    except (zmq.ZMQError, ValueError, IndexError):
-        uid = None
-    if uid not in (0, os.getuid()):
-        who = "an unknown user" if uid is None else f"user {uid}"
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+
+
+def check_owner(address: str) -> None:
+    """Let only root and the daemon's own user through. `address` is libzmq's Peer-Address:
+    localhost:uid:gid:pid on ipc; on tcp it says nothing of a user. Raises "denied"."""
+    fields = address.split(":")
+    is_ipc = len(fields) == 4 and fields[0] == "localhost" and fields[1].isdigit()
+    if not is_ipc or int(fields[1]) not in (0, os.getuid()):
+        who = f"user {fields[1]}" if is_ipc else "an unknown user"
         raise RequestRejected("denied", f"drain: {who} is neither root nor the daemon's own")

@@ -68,9 +68,9 @@ class Server:
         self._drain_s = 30.0
         self._tick_at = 0.0
         self._retry_at = 0.0
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
+        self._waker: socket.socket | None = None
         self._bindings: list[Binding] = []
+        self._control: Control | None = None
 
     @property
     def endpoint(self) -> str:
@@ -87,12 +87,14 @@ class Server:
         self._context = zmq.Context()
         self._router = self._make_router()
         self._control_router = self._make_router()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
         try:
             self._bindings.append(Binding(self._router, self._options.endpoint))
             control = self._options.control_endpoint or protocol.control_endpoint(self.endpoint)
             self._bindings.append(Binding(self._control_router, control))
         except BaseException:
-            self._close_sockets(0)
+            self._close(0)
             raise
         sessions = Sessions(self._options.lease_s, self._options.grace_s)
         self._outbox = Outbox(self._router)
@@ -110,7 +112,7 @@ class Server:
         router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         router.setsockopt(zmq.MAXMSGSIZE, self._options.max_frame_bytes)
         router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.IPV6, 1)
+        router.setsockopt(zmq.IPV6, int(self._options.endpoint.startswith("tcp://[")))
         return router
 
     def stop(self, drain_s: float) -> None:
@@ -152,7 +154,8 @@ class Server:
             self._tell_fault(str(fault))
             raise
         finally:
-            self._close()
+            self._outbox.flush()
+            self._close(FLUSH_MS)
 
     def _take(self) -> int:
         """Take the messages that are ready and admit each; returns how many."""
@@ -225,7 +228,7 @@ class Server:
         work = self._work
         if not work.is_draining:
             work.is_draining = True
-            self._control.state = "draining"
+            self._set_state("draining")
         if not work.runs and not work.undelivered and not self._outbox.has_parked:
             return True
         if time.monotonic() < stop_at:
@@ -244,12 +247,17 @@ class Server:
         """Answer everybody who waits, and what lies unread in the socket."""
         work = self._work
         work.fault = f"the device failed, the daemon ends and will be restarted: {text}"
-        self._control.state = "fault"
+        self._set_state("fault")
         for run in list(work.runs.values()):
             work.refuse(run, RequestRejected("device_fault", work.fault))
         work.runs.clear()
         with contextlib.suppress(LatentdError, zmq.ZMQError):
             self._take()
+
+    def _set_state(self, state: str) -> None:
+        """What health tells from now on."""
+        if self._control is not None:
+            self._control.state = state
 
     def _ask_stats(self) -> None:
         self._post(self._publish_stats)
@@ -271,8 +279,9 @@ class Server:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
-            self._waker.send(b"x")
+        if self._waker is not None:
+            with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+                self._waker.send(b"x")
 
     def _publish_stats(self) -> None:
         """Give the control thread fresh figures."""
@@ -284,23 +293,22 @@ class Server:
             **self._outbox.counters,
         }
         stats = {str(key): _plain(value) for key, value in self._engine.stats().items()}
-        self._control.publish({**stats, "server": server})
+        if self._control is not None:
+            self._control.publish({**stats, "server": server})
 
-    def _close(self) -> None:
-        self._outbox.flush()
-        self._close_sockets(FLUSH_MS)
-        self._waker.close()
-        self._wakee.close()
-
-    def _close_sockets(self, linger_ms: int) -> None:
+    def _close(self, linger_ms: int) -> None:
         """Let the last replies leave, then take everything down; the paths go first."""
         for binding in self._bindings:
             binding.release()
-        if hasattr(self, "_control"):
+        if self._control is not None:
             self._control.stop()
         self._router.close(linger_ms)
         self._control_router.close(linger_ms)
         self._context.term()
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.close()
+            self._wakee.close()
 
 
 def _plain(value: object) -> object:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeEngine, fake_logits
+from gates import Gate, wait_until
 from latentd_client import (
     AsyncClient,
     Client,
@@ -293,7 +294,8 @@ def test_a_daemon_that_dies_during_a_call_is_noticed(connect: Connect, endpoint:
         client = connect(endpoint)
         slot = client.open([1])
         gate.shut()
-        threading.Timer(0.2, lambda: (running.server.abort(), gate.open())).start()
+        threading.Timer(0.2, running.server.abort).start()
+        threading.Timer(0.3, gate.open).start()
         with pytest.raises((ConnectionLost, RequestRejected)):
             [slot.step(timeout_s=20) for _ in range(1000)]
         client.close()
@@ -407,35 +409,6 @@ def test_the_client_imports_no_torch() -> None:
     assert output.stdout == b"set()\n"
 
 
-class Gate:
-    """Holds the engine's launches back while shut."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._event = threading.Event()
-        self._event.set()
-        wait = engine.fake.wait
-
-        def held() -> Any:
-            assert self._event.wait(10)
-            return wait()
-
-        engine.fake.wait = held  # type: ignore[method-assign]
-
-    def shut(self) -> None:
-        self._event.clear()
-
-    def open(self) -> None:
-        self._event.set()
-
-
 def repeat(call: Callable[[], object], times: int) -> None:
     for _ in range(times):
         call()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not happen within 10 s")

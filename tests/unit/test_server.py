@@ -1,0 +1,335 @@
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeEngine
+from gates import Gate, wait_until
+from latentd.control import check_owner
+from latentd.endpoint import EndpointError
+from latentd.operations import DeviceFault
+from latentd.scheduler import StepOutputs
+from latentd.server import Server, ServerOptions
+from latentd_client import Client, ConnectionLost, Control, RequestRejected
+from serving import Peer, seat, serving
+
+
+def test_requests_of_several_clients_share_a_launch(endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        blocker = one.open(key="c")
+        gate.shut()
+        one.send("step", **seat(blocker))
+        wait_until(lambda: engine.launches.in_flight != [])
+        before = engine.fake.launches
+        one.send("step", **seat(first))
+        two.send("step", **seat(second))
+        time.sleep(0.2)
+        gate.open()
+        assert one.receive()[0]["status"] == two.receive()[0]["status"] == "ok"
+        assert one.receive()[0]["status"] == "ok"
+        assert engine.fake.launches == before + 1
+
+
+def test_one_operation_a_slot_and_busy_for_another(endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), Peer(endpoint) as peer:
+        opened, blocker = peer.hello().open(key="a"), peer.open(key="b")
+        gate.shut()
+        peer.send("step", **seat(blocker))
+        time.sleep(0.2)
+        first = peer.send("step", **seat(opened))
+        others = [
+            peer.send("step", **seat(opened), token=5),
+            peer.send("truncate", **seat(opened), to=0),
+            peer.send("stream", **seat(opened), max_steps=3, credit=3),
+        ]
+        time.sleep(0.2)
+        gate.open()
+        replies = {header["id"]: header for header, _ in (peer.receive() for _ in range(5))}
+        assert replies[first]["context_len"] == 4
+        assert [replies[other]["status"] for other in others] == ["busy"] * 3
+
+
+def test_a_row_named_twice_is_busy_the_second_time(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        reply = peer.ask("step", rows=[seat(opened), {**seat(opened), "token": 9}])
+        assert [row["status"] for row in reply["rows"]] == ["ok", "busy"]
+        assert reply["rows"][1]["retry_after_s"] > 0
+
+
+def test_a_stream_stops_at_its_credit_and_goes_on_with_more(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        stream = peer.send("stream", **seat(opened), max_steps=20, credit=7)
+        tokens: list[int] = []
+        while len(tokens) < 7:
+            tokens += peer.receive()[0]["tokens"]
+        assert peer.ask("ping")["status"] == "ok"  # nothing of the stream in between
+        peer.send("credit", stream=stream, n=1000)
+        while len(tokens) < 20:
+            header, _ = peer.receive()
+            tokens += header.get("tokens", [])
+        assert header["end"] == "max_steps"
+        assert peer.ask("credit", stream=stream, n=1) == {
+            "v": 1, "id": peer._id, "status": "ok", "known": False,
+        }  # fmt: skip
+
+
+def test_credit_beyond_the_limit_is_refused(endpoint: str) -> None:
+    with serving(endpoint, credits=8), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        fields = {**seat(opened), "max_steps": 100}
+        assert peer.ask("stream", **fields, credit=9)["status"] == "invalid"
+        stream = peer.send("stream", **fields, credit=2)
+        peer.receive()
+        assert peer.ask("step", **seat(opened), token=3)["status"] in ("ok", "busy")
+        peer.send("cancel", request=stream)
+
+
+def test_a_cancelled_stream_tells_where_it_stopped(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        stream = peer.send("stream", **seat(opened), max_steps=100, credit=3)
+        length = 3
+        while length < 6:
+            length = peer.receive()[0]["context_len"]
+        cancel = peer.send("cancel", request=stream)
+        replies = {header["id"]: header for header, _ in (peer.receive(), peer.receive())}
+        assert replies[cancel]["known"]
+        assert (replies[stream]["end"], replies[stream]["context_len"]) == ("cancelled", 6)
+        assert not peer.ask("cancel", request=stream)["known"]
+
+
+def test_the_control_socket_cancels_a_stream(endpoint: str) -> None:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        stream = peer.send("stream", **seat(opened), max_steps=100, credit=3)
+        with Control(running.server.control_endpoint) as control:
+            assert control.cancel(peer.session, stream)
+        while (header := peer.receive()[0]).get("more"):
+            pass
+        assert header["end"] == "cancelled"
+
+
+def test_a_reader_that_stops_reading_parks_only_its_own_stream(endpoint: str) -> None:
+    with serving(endpoint, credits=100_000), Client(endpoint) as client:
+        with Peer(endpoint, receive_queue=1) as slow:
+            opened = slow.hello().open()
+            slow.send("stream", **seat(opened), max_steps=4000, credit=100_000)
+            slot = client.open([1])
+            for _ in range(200):
+                slot.step()
+            assert slot.context_len == 201
+            wait_until(lambda: client.stats()["server"]["parked_streams"] == 1)
+            total = 0
+            while True:
+                header, _ = slow.receive()
+                total += len(header["tokens"])
+                if not header.get("more"):
+                    break
+            assert (total, header["end"]) == (4000, "max_steps")
+
+
+def test_the_streams_of_a_dead_peer_stop(endpoint: str) -> None:
+    with serving(endpoint) as running, Client(endpoint) as client:
+        with Peer(endpoint) as peer:
+            opened = peer.hello().open()
+            peer.send("stream", **seat(opened), max_steps=4000, credit=1000)
+            peer.receive()
+        wait_until(lambda: client.stats()["server"]["runs"] == 0)
+        assert running.engine.slot(opened["slot"], opened["epoch"]).context_len < 4003
+
+
+def test_a_deadline_that_has_passed_launches_nothing(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        assert peer.ask("step", **seat(opened), deadline_s=0)["status"] == "deadline"
+        assert peer.open(key="late", deadline_s=0)["status"] == "deadline"
+        assert peer.ask("step", **seat(opened), deadline_s=5)["context_len"] == 4
+
+
+def test_a_prompt_is_dropped_between_its_chunks_at_its_deadline(endpoint: str) -> None:
+    engine = FakeEngine(prefill_chunk=1)
+    wait = engine.fake.wait
+
+    def wait_slowly() -> StepOutputs:
+        time.sleep(0.002)
+        return wait()
+
+    engine.fake.wait = wait_slowly  # type: ignore[method-assign]
+    with serving(endpoint, engine), Peer(endpoint) as peer:
+        reply = peer.hello().open(list(range(256)) * 15, deadline_s=0.1)
+        assert reply["status"] == "deadline"
+        assert engine.slots.num_used == 0
+
+
+def test_draining_lets_running_work_finish_and_refuses_new(endpoint: str) -> None:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
+        opened, other = peer.hello().open(key="a"), peer.open(key="b")
+        stream = peer.send("stream", **seat(opened), max_steps=10, credit=4)
+        length = 3
+        while length < 7:
+            length = peer.receive()[0]["context_len"]
+        running.server.stop(20)
+        with Control(running.server.control_endpoint) as control:
+            wait_until(lambda: control.health()["state"] == "draining")
+        assert peer.ask("step", **seat(other))["status"] == "draining"
+        assert peer.ask("open", key="c", prompt=[1])["status"] == "draining"
+        assert peer.ask("hello", versions=[1, 1])["status"] == "draining"
+        assert peer.ask("ping")["status"] == "ok"
+        peer.send("credit", stream=stream, n=100)
+        while length < 13:
+            header, _ = peer.receive()
+            length = header.get("context_len", length)
+        assert header["end"] == "max_steps"
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+        assert running.error is None
+
+
+def test_the_end_of_the_drain_time_ends_streams(endpoint: str) -> None:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        peer.send("stream", **seat(opened), max_steps=100, credit=4)
+        peer.receive()
+        running.server.stop(0.2)
+        while (header := peer.receive()[0]).get("more"):
+            pass
+        assert header["end"] == "draining"
+
+
+def test_the_own_user_may_drain(endpoint: str) -> None:
+    with serving(endpoint) as running:
+        with Control(running.server.control_endpoint) as control:
+            control.drain(1.0)
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:4294967294:0:1", "127.0.0.1", "localhost", "localhost:x:0:1", ""]
+)
+def test_another_user_may_not_drain(address: str) -> None:
+    check_owner(f"localhost:{os.getuid()}:1:1")
+    check_owner("localhost:0:0:1")
+    with pytest.raises(RequestRejected) as refused:
+        check_owner(address)
+    assert refused.value.code == "denied"
+
+
+def test_a_device_fault_is_told_to_everybody_who_waits(endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine) as running, Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(), two.hello().open()
+        gate.shut()
+        one.send("step", **seat(first))
+        two.send("step", **seat(second))
+        time.sleep(0.2)
+        engine.fake.fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        engine.fake.wait = type(engine.fake).wait.__get__(engine.fake)  # type: ignore[method-assign]
+        gate.open()
+        for peer in (one, two):
+            header, _ = peer.receive()
+            assert header["status"] in ("device_fault", "ok")
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+
+
+def test_serve_raises_the_device_fault(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine) as running, Client(endpoint) as client:
+        slot = client.open([1])
+        engine.fake.fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        with pytest.raises(RequestRejected, match="ILLEGAL_ADDRESS") as refused:
+            slot.step()
+        assert refused.value.code == "device_fault"
+        running.thread.join(5)
+        assert isinstance(running.error, DeviceFault)
+        with pytest.raises(ConnectionLost):
+            slot.step(timeout_s=5)
+
+
+def test_a_second_daemon_on_the_path_is_refused_by_name(endpoint: str) -> None:
+    with serving(endpoint), Client(endpoint) as client:
+        with pytest.raises(EndpointError, match=rf"process {os.getpid()}") as error:
+            Server(FakeEngine(), ServerOptions(endpoint=endpoint)).bind()
+        assert endpoint in str(error.value)
+        assert client.open([1]).context_len == 1
+
+
+def test_a_stale_path_is_replaced(endpoint: str) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(endpoint.removeprefix("ipc://"))
+    with serving(endpoint), Client(endpoint) as client:
+        assert client.ping() > 0
+
+
+def test_a_file_that_is_no_socket_is_left_alone(endpoint: str) -> None:
+    path = Path(endpoint.removeprefix("ipc://"))
+    path.write_text("precious")
+    with pytest.raises(EndpointError, match="not a socket"):
+        Server(FakeEngine(), ServerOptions(endpoint=endpoint)).bind()
+    assert path.read_text() == "precious"
+
+
+def test_the_socket_is_for_user_and_group_and_goes_with_the_daemon(endpoint: str) -> None:
+    path = Path(endpoint.removeprefix("ipc://"))
+    with serving(endpoint) as running:
+        control = Path(running.server.control_endpoint.removeprefix("ipc://"))
+        assert [stat.S_IMODE(p.stat().st_mode) for p in (path, control)] == [0o660, 0o660]
+    assert not path.exists()
+    assert not control.exists()
+
+
+@pytest.mark.parametrize("size", [107, 108])
+def test_a_path_has_at_most_107_bytes(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / ("x" * 20)
+    name = "s" * (size - len(os.fsencode(folder)) - 1)
+    if len(name) < 6:
+        pytest.skip("the temporary directory is too deep")
+    folder.mkdir(mode=0o750)
+    endpoint = f"ipc://{folder}/{name}"
+    if size <= 107:
+        with serving(endpoint), Client(endpoint) as client:
+            assert client.ping() > 0
+        return
+    with pytest.raises(EndpointError, match=r"108 bytes.*107"):
+        Server(FakeEngine(), ServerOptions(endpoint=endpoint)).bind()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.1.2:5", "udp://x", "ipc://relative.sock"],
+)
+def test_an_endpoint_that_is_not_local_is_refused(endpoint: str) -> None:
+    with pytest.raises(EndpointError):
+        Server(FakeEngine(), ServerOptions(endpoint=endpoint)).bind()
+
+
+def test_tcp_is_served_on_loopback() -> None:
+    with serving("tcp://127.0.0.1:*") as running, Client(running.endpoint) as client:
+        assert client.open([1]).step().context_len == 2
+        assert client.health()["state"] == "ready"
+
+
+def test_the_server_ticks_while_idle(endpoint: str) -> None:
+    ticked = threading.Event()
+    server = Server(FakeEngine(), ServerOptions(endpoint=endpoint), on_tick=ticked.set)
+    server.bind()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    assert ticked.wait(5)
+    server.abort()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,138 @@
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gates import wait_until
+from latentd.sessions import MAX_STORED, Sessions, SlotRecord, Stored
+from latentd_client import Client, Control, RequestRejected
+from serving import Peer, seat, serving
+
+
+def test_a_slot_belongs_to_its_session(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as owner, Peer(endpoint) as other:
+        opened = owner.hello().open()
+        other.hello()
+        for op, fields in (
+            ("step", seat(opened)),
+            ("stream", {**seat(opened), "max_steps": 3, "credit": 3}),
+            ("truncate", {**seat(opened), "to": 0}),
+            ("close", {"slot": opened["slot"], "epoch": opened["epoch"]}),
+        ):
+            assert other.ask(op, **fields)["status"] == "epoch_gone"
+        assert owner.ask("step", **seat(opened))["context_len"] == 4
+
+
+def test_the_token_resumes_a_session_on_another_connection(endpoint: str) -> None:
+    with serving(endpoint):
+        with Peer(endpoint) as peer:
+            opened = peer.hello().open()
+            step = peer.ask("step", **seat(opened))
+        with Peer(endpoint) as again:
+            again.session = peer.session
+            reply = again.ask("resume")
+            assert reply["slots"] == [
+                {"slot": opened["slot"], "epoch": opened["epoch"], "context_len": 4,
+                 "token": step["token"], "busy": False}
+            ]  # fmt: skip
+            assert again.ask("step", **seat(opened))["replayed"]
+
+
+def test_silence_beyond_lease_and_grace_frees_the_slots(endpoint: str) -> None:
+    with serving(endpoint, lease_s=0.2, grace_s=0.2) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        wait_until(lambda: running.engine.slots.num_used == 0)
+        assert peer.ask("step", **seat(opened))["status"] == "lease_lost"
+        assert peer.ask("ping")["status"] == "lease_lost"
+
+
+def test_a_lost_session_is_reclaimed_within_the_grace_period(endpoint: str) -> None:
+    with serving(endpoint, lease_s=0.1, grace_s=30.0), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        time.sleep(0.5)
+        assert peer.ask("step", **seat(opened))["context_len"] == 4
+
+
+def test_a_renewal_on_the_control_socket_counts(endpoint: str) -> None:
+    with serving(endpoint, lease_s=0.4, grace_s=0.0) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        with Control(running.server.control_endpoint) as control:
+            for _ in range(10):
+                time.sleep(0.1)
+                control.renew(peer.session)
+            with pytest.raises(RequestRejected) as refused:
+                control.renew("nobody")
+        assert refused.value.code == "lease_lost"
+        assert peer.ask("step", **seat(opened))["context_len"] == 4
+
+
+def test_a_stream_stops_when_its_session_is_not_renewed(endpoint: str) -> None:
+    with serving(endpoint, lease_s=0.2, grace_s=30.0), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        peer.send("stream", **seat(opened), max_steps=4000, credit=5)
+        while True:
+            header, _ = peer.receive()
+            if not header.get("more"):
+                break
+        assert (header["end"], header["context_len"]) == ("cancelled", 8)
+
+
+def test_closing_the_session_ends_what_runs_in_it(endpoint: str) -> None:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        stream = peer.send("stream", **seat(opened), max_steps=4000, credit=5)
+        peer.receive()
+        peer.send("close")
+        ends: dict[int, dict[str, Any]] = {}
+        while len(ends) < 2:
+            header, _ = peer.receive()
+            if not header.get("more"):
+                ends[header["id"]] = header
+        assert ends[stream]["end"] == "closed"
+        assert running.engine.slots.num_used == 0
+        assert peer.ask("ping")["status"] == "lease_lost"
+
+
+def test_a_session_of_another_life_is_told_of_the_restart() -> None:
+    token = Sessions(1, 1).create(0.0).token
+    with pytest.raises(RequestRejected, match="restarted") as refused:
+        Sessions(1, 1).renew(token, 0.0)
+    assert refused.value.code == "epoch_gone"
+
+
+def test_overdue_tells_the_lost_from_the_ended() -> None:
+    sessions = Sessions(10, 5)
+    session = sessions.create(0.0)
+    assert sessions.overdue(9.9) == ([], [])
+    assert sessions.overdue(12.0) == ([session], [])
+    assert sessions.overdue(15.1) == ([session], [session])
+    sessions.renew(session.token, 15.1)
+    assert sessions.overdue(25.0) == ([], [])
+
+
+def test_closed_slots_are_kept_for_the_grace_period() -> None:
+    sessions = Sessions(10, 5)
+    session = sessions.create(0.0)
+    session.slots[0, 1] = SlotRecord(0, 1, closed_at=3.0)
+    session.slots[1, 1] = SlotRecord(1, 1)
+    sessions.forget_old(7.9)
+    assert set(session.slots) == {(0, 1), (1, 1)}
+    sessions.forget_old(8.1)
+    assert set(session.slots) == {(1, 1)}
+
+
+def test_stored_replies_are_bounded_in_number_and_bytes() -> None:
+    record = SlotRecord(0, 1)
+    for pos in range(20):
+        record.store(pos, Stored(pos, {"context_len": pos + 1}))
+    assert list(record.replies) == list(range(20 - MAX_STORED, 20))
+    record.store(20, Stored(20, {"context_len": 21}, np.zeros(1_000_000, np.float32)))
+    assert list(record.replies) == [20]
+
+
+def test_sessions_of_two_clients_do_not_see_each_other(endpoint: str) -> None:
+    with serving(endpoint), Client(endpoint) as first, Client(endpoint) as second:
+        slots = [client.open([1, 2], key="same") for client in (first, second)]
+        assert slots[0].slot_id != slots[1].slot_id
+        assert slots[0].step() == slots[1].step()
