@@ -216,7 +216,7 @@ class _Start:
             ARITHMETIC_VERSION, self.device.type, arch,
         )  # fmt: skip
         return ModelInfo(
-            name=options.model_dir.resolve().name,
+            name=options.name or options.model_dir.resolve().name,
             fingerprint=hashlib.sha256(repr(identity).encode()).hexdigest(),
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,

@@ -26,6 +26,9 @@ class Config:
         Path | None,
         Setting("model", "checkpoint directory (config.json and safetensors)", "path"),
     ] = None
+    name: Annotated[
+        str, Setting("model", "name that clients are told; without it, that of the directory")
+    ] = ""
     weights: Annotated[
         str, Setting("model", "where the weights come from", choices=("checkpoint", "random"))
     ] = "checkpoint"

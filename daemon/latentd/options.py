@@ -25,9 +25,11 @@ class SelftestFailed(StartError):
 class EngineOptions:
     """Everything that `start_engine` needs. `kv_pages`: 0 lets every slot reach max_ctx, "auto"
     takes what the device has left, else a number. `seed` is that of random weights, for which
-    `model_dir` needs a config.json only."""
+    `model_dir` needs a config.json only. `name` is what clients are told; without it the name of
+    the directory."""
 
     model_dir: Path
+    name: str = ""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     seed: int = 0
     device: Literal["auto", "cuda", "cpu"] = "auto"

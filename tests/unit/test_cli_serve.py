@@ -59,7 +59,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path, tiny: Path, *flags: str) -> Child:
     folder.mkdir(exist_ok=True)
     model = ("--weights", "random", "--config", str(tiny), "--device", "cpu", "--max-slots", "4")
-    return Child(folder, (*model, "--max-ctx", "2048", *flags))
+    return Child(folder, (*model, "--name", "tiny", "--max-ctx", "2048", *flags))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def latentd(*args: str) -> subprocess.CompletedProcess[str]:
 def test_the_summary_tells_what_is_served(daemon: Child) -> None:
     log = daemon.log.read_text()
     for part in (
-        "1 layers", "1152 bytes a token", "128 pages of 64 tokens", "buckets: 1 2 4",
+        "model: tiny, 1 layers", "1152 bytes a token", "128 pages of 64 tokens", "buckets: 1 2 4",
         "cpu (asked for)", "numerics f32", "self-test: ", "seconds: ", daemon.endpoint,
         protocol.control_endpoint(daemon.endpoint),
     ):  # fmt: skip

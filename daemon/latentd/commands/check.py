@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from latentd.model.config import ModelConfig
 
     config = ModelConfig.from_dir(options.model_dir)
-    print("\n".join(describe(options.model_dir.resolve().name, config)))
+    print("\n".join(describe(options.name or options.model_dir.resolve().name, config)))
     if options.weights == "checkpoint":
         report = inspect(options.model_dir, getattr(torch, options.dtype), config)
         skipped = f", {len(report.skipped)} not used" if report.skipped else ""

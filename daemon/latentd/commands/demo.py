@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the demonstration."""
     require_daemon("demo")
     begin = time.monotonic()
-    flags = ["--model", str(demo.model_dir()), "--device", args.device, *SERVE_FLAGS]
+    flags = ["--model", str(demo.model_dir()), "--name", "demo", "--device", args.device]
     print(f"starting a daemon on the bundled model, device {args.device}", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="latentd-") as folder,
-        Child(Path(folder), flags) as child,
+        Child(Path(folder), [*flags, *SERVE_FLAGS]) as child,
     ):
         child.wait_ready(START_TIMEOUT_S, lambda status: print(f"  {status}", flush=True))
         print(f"ready after {time.monotonic() - begin:.1f} s at {child.endpoint}")

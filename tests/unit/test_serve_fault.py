@@ -1,0 +1,97 @@
+"""The serving process over a fake engine: a device fault, and what the service manager hears."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from latentd_client import Client, LatentdError
+
+pytest.importorskip("torch")
+
+SERVE = """
+import sys
+from pathlib import Path
+import latentd.serve
+from fakes import FakeEngine
+from latentd.notify import Notifier
+from latentd.options import EngineOptions
+from latentd.startup import StartupReport
+from latentd.work import ServerOptions
+
+class Failing(FakeEngine):
+    def admit_step(self, *args):
+        request = super().admit_step(*args)
+        if args[3] == 66:
+            self.fake.fault = "cuLaunchKernelEx: 700 an illegal memory access was encountered"
+        return request
+
+def start_engine(options, report):
+    report("weights: 50 %")
+    engine = Failing()
+    engine.startup = StartupReport(buckets=engine.info.buckets)
+    return engine
+
+latentd.serve.start_engine = start_engine
+daemon = latentd.serve.Daemon(1.0, lambda: 1.0, Notifier())
+sys.exit(daemon.run(EngineOptions(Path("/x")), ServerOptions(endpoint=sys.argv[1])))
+"""
+
+
+class Manager:
+    """A service manager's end of the notify socket, and the process it has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/latentd.sock"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "notify"))
+        self.socket.settimeout(60)
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "NOTIFY_SOCKET": str(folder / "notify"),
+            "WATCHDOG_USEC": "600000",
+        }
+        command = [sys.executable, "-c", SERVE, self.endpoint]
+        self.process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+
+    def wait_for(self, field: str) -> list[str]:
+        """All messages up to the one with `field`."""
+        messages: list[str] = []
+        while not messages or field not in messages[-1].split("\n"):
+            messages.append(self.socket.recv(4096).decode())
+        return messages
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path)
+    yield manager
+    manager.process.kill()
+    manager.process.wait()
+    manager.socket.close()
+
+
+def test_start_is_announced_step_by_step_and_the_watchdog_is_fed(manager: Manager) -> None:
+    until_ready = manager.wait_for("READY=1")
+    assert "STATUS=weights: 50 %\nEXTEND_TIMEOUT_USEC=120000000" in until_ready
+    assert not any("WATCHDOG=1" in message for message in until_ready)
+    for _ in range(3):
+        manager.wait_for("WATCHDOG=1")
+    manager.process.terminate()
+    manager.wait_for("STOPPING=1")
+    assert manager.process.wait(10) == 0
+
+
+def test_a_device_fault_is_told_to_clients_and_ends_the_process_with_70(manager: Manager) -> None:
+    manager.wait_for("READY=1")
+    client = Client(manager.endpoint)
+    slot = client.open([1, 2, 3])
+    with pytest.raises(LatentdError, match="illegal memory access") as fault:
+        slot.step(token=66)
+    assert fault.value.code == "device_fault"
+    assert manager.process.wait(5) == 70
+    client.close()
