@@ -84,9 +84,12 @@ def tiny_dir(write_config: Callable[..., Path]) -> Path:
 def start(tiny_dir: Path) -> Callable[..., Engine]:
     """Starts engines on the tiny model with random weights, without the self-test; keyword
     arguments are fields of EngineOptions."""
+    import torch
+
     from latentd.backend import start_engine
     from latentd.options import EngineOptions
 
+    torch.set_num_threads(1)  # threads of tiny products only wait for each other
     usual = EngineOptions(
         tiny_dir, weights="random", device="cpu", max_ctx=300, max_slots=4, selftest=False
     )

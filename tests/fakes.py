@@ -63,6 +63,7 @@ class FakeBackend:
     def __init__(self, info: ModelInfo, pages: int) -> None:
         self.eager = True
         self.info = info
+        self.most_updates = self.most_zero_pages = 0  # ever asked for in one plan
         self.fault: str | None = None  # set it, and the next wait() raises DeviceFault
         self.launches = 0
         self._page_rows = info.layers * PAGE_SIZE
@@ -74,6 +75,8 @@ class FakeBackend:
         assert len(self._pending) < 2
         assert plan.rows <= bucket
         self.launches += 1
+        self.most_updates = max(self.most_updates, len(plan.updates))
+        self.most_zero_pages = max(self.most_zero_pages, len(plan.zero_pages))
         self._pending.append(plan)
 
     def wait(self) -> StepOutputs:
