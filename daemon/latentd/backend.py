@@ -64,7 +64,7 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
     """Load the model and make the engine ready to serve; `report` gets a line a phase.
 
     Raises CheckpointError and StartError before any device work where that can be told, later
-    StartError (memory, self-test), ManifestError and DriverError (cubins, driver), DeviceFault.
+    StartError (driver, memory, self-test), ManifestError (cubins), DeviceFault.
     """
     startup = StartupReport(buckets=options.buckets)
     with startup.phase("checkpoint"):
@@ -110,7 +110,10 @@ class _Start:
             with startup.phase("cubins"):
                 from latentd_kernels.library import Library
 
-                self.library = Library()
+                try:
+                    self.library = Library()
+                except driver.DriverError as error:  # for example a driver that is too old
+                    raise StartError(f"the GPU cannot be used: {error}") from error
         startup.device = self._device_name()
         plan = memory.plan(self.config, options, self.device, self._free_bytes())
         with startup.phase("weights"):
