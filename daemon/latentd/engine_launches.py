@@ -103,23 +103,17 @@ class Launches:
         counters.times[bucket].add(outputs.device_us, step_us)
         counters.rows += plan.rows
         counters.tokens += plan.rows
-        for row, decode in enumerate(plan.tasks):
+        add, get_logits = self.events.append, outputs.logits.get
+        rows = zip(plan.tasks, outputs.tokens, outputs.logprobs, strict=True)
+        for row, (decode, token, logprob) in enumerate(rows):
             slot = decode.slot
             slot.length += 1
-            slot.token = outputs.tokens[row]
+            slot.token = token
             if isinstance(decode, StepTask):
                 slot.task = None
-                self.events.append(
-                    StepDone(
-                        decode.request,
-                        slot.length,
-                        outputs.tokens[row],
-                        outputs.logprobs[row],
-                        outputs.logits.get(row),
-                    )
-                )
+                add(StepDone(decode.request, slot.length, token, logprob, get_logits(row)))
             elif isinstance(decode, StreamTask):
-                self._commit_stream(decode, outputs.tokens[row], outputs.logprobs[row])
+                self._commit_stream(decode, token, logprob)
 
     def _commit_chunk(self, task: OpenTask, plan: StepPlan, outputs: StepOutputs) -> None:
         slot = task.slot

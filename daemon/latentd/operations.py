@@ -73,7 +73,7 @@ class ModelInfo:
     device: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class OpenRequest:
     """A prompt on its way in. `slot_id`, `epoch` and the drawn seed are set at admission."""
 
@@ -85,7 +85,7 @@ class OpenRequest:
     cancelled: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class StepRequest:
     """One token to append to a slot."""
 
@@ -95,7 +95,7 @@ class StepRequest:
     want_logits: bool
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class StreamRequest:
     """A run of steps: each sampled token is appended in the next step, while credit lasts.
 
@@ -111,7 +111,7 @@ class StreamRequest:
     cancelled: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class OpenDone:
     """The prompt is in; `token` is the first sampled one (None after an empty prompt)."""
 
@@ -122,7 +122,7 @@ class OpenDone:
     logits: NDArray[np.float32] | None
 
 
-@dataclass
+@dataclass(slots=True)
 class StepDone:
     """A step committed: `token` was sampled after appending, at length `context_len`."""
 
@@ -133,7 +133,7 @@ class StepDone:
     logits: NDArray[np.float32] | None
 
 
-@dataclass
+@dataclass(slots=True)
 class StreamTokens:
     """Tokens of a stream. `pos` is the slot's length after the first of them was sampled.
 
@@ -149,7 +149,7 @@ class StreamTokens:
     end: str | None
 
 
-@dataclass
+@dataclass(slots=True)
 class Failed:
     """An admitted request that could not run (for example no_pages in the middle of a prompt)."""
 
