@@ -1,12 +1,13 @@
 """Kernels of a loaded module: argument packing and launches. It sees the bindings through `driver`.
 
-A launch packs its arguments into slots that the function owns and looks its configuration up, so
-that eager prefill pays little for it. One thread launches: the one that called `use_device`.
+A launch writes its arguments into places laid out before and looks its configuration up, so that
+eager prefill pays little for it. One thread launches: the one that called `use_device`.
 """
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 cuda: Final = driver.api
 _SUCCESS: Final = cuda.CUresult.CUDA_SUCCESS
 _VALUES: Final = (ctypes._SimpleCData, ctypes.Structure)
+_POINTER_BYTES: Final = 8
 _MAX_CONFIGS: Final = 1024  # launch configurations kept per function
 
 
@@ -30,8 +32,41 @@ def load_module(image: bytes) -> Any:
     return check(cuda.cuModuleLoadData, image)
 
 
+class _Packing:
+    """Where the arguments of a launch lie, for one combination of argument types.
+
+    Values are read where they are; device pointers are written into slots that stay in place.
+    """
+
+    def __init__(self, name: str, sizes: Sequence[int], args: Sequence[Argument]) -> None:
+        if len(args) != len(sizes):
+            raise TypeError(f"{name} takes {len(sizes)} arguments, {len(args)} were given")
+        for i, arg in enumerate(args):
+            given = ctypes.sizeof(arg) if isinstance(arg, _VALUES) else _POINTER_BYTES
+            if given != sizes[i]:
+                raise TypeError(
+                    f"argument {i} of {name} has {sizes[i]} bytes, {given} were given ({arg!r})"
+                )
+        self._values = [i for i, arg in enumerate(args) if isinstance(arg, _VALUES)]
+        self._tensors = [
+            i for i, arg in enumerate(args) if arg is not None and i not in self._values
+        ]
+        self._slots = array("Q", [0] * len(args))
+        slots_at, _ = self._slots.buffer_info()
+        self._params = array("Q", range(slots_at, slots_at + 8 * len(args), 8))
+        self._params_at, _ = self._params.buffer_info()
+
+    def pack(self, args: Sequence[Any]) -> int:
+        """Fill in the arguments of one launch; the address of their pointers."""
+        for i in self._tensors:
+            self._slots[i] = args[i].data_ptr()
+        for i in self._values:
+            self._params[i] = ctypes.addressof(args[i])
+        return self._params_at
+
+
 class Function:
-    """One entry point of a loaded module, with its launch configurations and argument slots.
+    """One entry point of a loaded module, with its launch configurations and argument packings.
 
     `static_smem`, `registers` and `param_sizes` (bytes of each parameter) come from the driver.
     """
@@ -50,11 +85,7 @@ class Function:
         self.param_sizes = self._parameters()
         self._can_overlap = device.capability >= (9, 0)  # programmatic dependent launch
         self._configs: dict[tuple[object, ...], Any] = {}
-        count = len(self.param_sizes)
-        self._slots = (ctypes.c_uint64 * count)()
-        self._pointers = (ctypes.c_uint64 * count)()
-        self._slot_at = ctypes.addressof(self._slots)
-        self._pointers_at = ctypes.addressof(self._pointers)
+        self._packings: dict[tuple[type, ...], _Packing] = {}
 
     def _attribute(self, key: Any) -> int:
         return int(check(cuda.cuFuncGetAttribute, key, self._handle))
@@ -84,28 +115,17 @@ class Function:
         the kernel waits by itself). Arguments are read during the call and not kept. Raises
         TypeError when count or size of the arguments differ from the kernel's, DriverError else.
         """
-        sizes = self.param_sizes
-        if len(args) != len(sizes):
-            raise TypeError(f"{self.name} takes {len(sizes)} arguments, {len(args)} were given")
-        slots, pointers, at = self._slots, self._pointers, self._slot_at
-        for i, arg in enumerate(args):
-            if isinstance(arg, _VALUES):
-                size = ctypes.sizeof(arg)
-                pointers[i] = ctypes.addressof(arg)
-            else:
-                size = 8
-                slots[i] = 0 if arg is None else arg.data_ptr()
-                pointers[i] = at + 8 * i
-            if size != sizes[i]:
-                raise TypeError(
-                    f"argument {i} of {self.name} has {sizes[i]} bytes, {size} were given ({arg!r})"
-                )
+        types = tuple(map(type, args))
+        packing = self._packings.get(types)
+        if packing is None:
+            packing = self._packings[types] = _Packing(self.name, self.param_sizes, args)
+        params = packing.pack(args)
         key = (grid, threads, smem, stream, pdl)
         config = self._configs.get(key)
         if config is None:
             config = self._configure(grid, threads, smem, stream, pdl)
             self._configs[key] = config
-        (error,) = cuda.cuLaunchKernelEx(config, self._handle, self._pointers_at, 0)
+        (error,) = cuda.cuLaunchKernelEx(config, self._handle, params, 0)
         if error != _SUCCESS:
             about = f" ({self.name}, grid {grid}, {threads} threads, {smem} bytes of shared memory)"
             raise driver.failure("cuLaunchKernelEx", error, about)
