@@ -87,7 +87,10 @@ class Link:
         try:
             while True:
                 try:
-                    self.socket.send_multipart(frames)
+                    if len(frames) == 1:
+                        self.socket.send(frames[0])
+                    else:
+                        self.socket.send_multipart(frames)
                     break
                 except zmq.Again:  # not connected (yet, or any more), or its queue is full
                     self._check(pending, deadline, timeout_s)

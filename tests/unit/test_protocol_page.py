@@ -1,0 +1,87 @@
+"""docs/protocol.md against the code: its frames, operations, fields and codes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latentd_client import CODES, Client, fields, protocol
+from serving import Peer, seat, serving
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+
+def read_examples() -> list[tuple[dict[str, Any], list[bytes]]]:
+    """The header and the frames of each example."""
+    examples = []
+    for block in re.findall(r"```frame\n(.*?)```", PAGE, re.DOTALL):
+        header, _, dump = block.partition("\n")
+        frames = [bytes.fromhex(part) for part in dump.split("--")]
+        examples.append((json.loads(header), frames))
+    return examples
+
+
+EXAMPLES = read_examples()
+
+
+@pytest.mark.parametrize(("header", "frames"), EXAMPLES, ids=[str(i) for i in range(len(EXAMPLES))])
+def test_an_example_is_what_the_code_sends(header: dict[str, Any], frames: list[bytes]) -> None:
+    assert protocol.decode_header(frames[0]) == header
+    raw = protocol.decode_raw(header, frames[1:])
+    bare = {name: value for name, value in header.items() if name != "raw"}
+    assert [bytes(frame) for frame in protocol.encode(bare, raw)] == frames
+
+
+@pytest.mark.parametrize("header", [h for h, _ in EXAMPLES if "op" in h], ids=lambda h: h["op"])
+def test_an_example_request_has_the_fields_of_its_operation(header: dict[str, Any]) -> None:
+    table = fields.STEP_ROWS if "rows" in header else fields.OPS[header["op"]]
+    fields.check(table, header, header["op"])
+    assert set(header) <= {"v", "id", "op", "raw"} | {field.name for field in table}
+
+
+def test_the_examples_of_replies_have_the_keys_of_real_ones(endpoint: str) -> None:
+    replies = {h["id"]: set(h) - {"raw"} for h, _ in EXAMPLES if "status" in h and "more" not in h}
+    with serving(endpoint), Peer(endpoint) as peer:
+        hello = peer.ask("hello", versions=[1, 1])
+        peer.session = hello["session"]
+        opened = peer.ask("open", key="a", prompt=[1, 2, 3])
+        step = peer.ask("step", **seat(opened), logits=True)
+        at = {**seat(opened), "pos": 4}
+        rows = peer.ask("step", rows=[at])
+        peer.send("stream", **{**at, "pos": 5}, max_steps=3, credit=9)
+        while (last := peer.receive()[0]).get("more"):
+            pass
+        conflict = peer.ask("step", **{**at, "pos": 77})
+    real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict}
+    assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
+    (sizes,) = [h for h, _ in EXAMPLES if "limits" in h]
+    assert set(sizes["model"]) == set(hello["model"])
+    assert set(sizes["limits"]) == set(hello["limits"])
+
+
+@pytest.mark.parametrize("op", sorted(fields.OPS | fields.CONTROL_OPS))
+def test_every_operation_and_its_fields_are_on_the_page(op: str) -> None:
+    assert op in PAGE
+    for field in (fields.OPS | fields.CONTROL_OPS)[op]:
+        assert f"`{field.name}`" in PAGE or f'"{field.name}"' in PAGE
+        for inner in field.inner:
+            assert f"`{inner.name}`" in PAGE
+
+
+def test_every_code_has_its_line_and_no_other() -> None:
+    table = PAGE.partition("\n## Codes\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE)) - {"code"} == CODES
+
+
+@pytest.mark.parametrize("name", sorted(fields.RESERVED_OPS | fields.RESERVED_FIELDS))
+def test_what_is_reserved_is_named(name: str) -> None:
+    assert f"`{name}`" in PAGE.partition("\n## Reserved\n")[2]
+
+
+def test_a_client_works_against_the_documented_defaults(endpoint: str) -> None:
+    with serving(endpoint), Client(endpoint) as client:
+        assert client.info.control == protocol.control_endpoint(endpoint)
+    assert protocol.DEFAULT_ENDPOINT in PAGE
+    assert protocol.control_endpoint(protocol.DEFAULT_ENDPOINT) in PAGE
