@@ -152,6 +152,48 @@ def test_bench_steps_measures_every_case(daemon: Child) -> None:
     assert cases["step, 1 slot"]["device_us"] > 0
 
 
+def test_check_prints_the_memory_plan(tiny: Path) -> None:
+    flags = ("--weights", "random", "--config", str(tiny), "--max-ctx", "2048", "--max-slots", "4")
+    done = latentd("check", *flags, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in ("1 layers", "1152 bytes of cache", "128 pages of 64 tokens", "total"):
+        assert part in done.stdout
+
+
+def test_check_refuses_a_pool_that_cannot_hold_one_slot(tiny: Path) -> None:
+    flags = ("--weights", "random", "--config", str(tiny), "--max-ctx", "2048", "--kv-pages", "31")
+    done = latentd("check", *flags, "--device", "cpu")
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1
+    assert "31 pages" in done.stderr
+
+
+def test_selftest_reports_what_it_compared(tiny: Path) -> None:
+    flags = ("--weights", "random", "--config", str(tiny), "--max-slots", "4", "--device", "cpu")
+    done = latentd("selftest", *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "row alone = row in a batch" in done.stdout
+    assert "page order" in done.stdout
+
+
+def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from latentd.commands.child import Child\n"
+        "child = Child(Path(sys.argv[1]), sys.argv[2:]); print(child.process.pid, flush=True)\n"
+        "child.wait_ready(120, lambda status: None); print('ready', flush=True); time.sleep(600)"
+    )
+    flags = ("--weights", "random", "--config", str(tiny), "--max-slots", "1", "--device", "cpu")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script, str(tmp_path), *flags]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+    wait_for(lambda: not (tmp_path / "latentd.sock").exists())
+    wait_for(lambda: not Path(f"/proc/{pid}/fd").exists() or not os.listdir(f"/proc/{pid}/fd"))
+
+
 def test_a_second_daemon_on_the_path_is_refused_before_it_loads(daemon: Child) -> None:
     done = latentd("serve", "--model", "/nonexistent", "--endpoint", daemon.endpoint)
     assert done.returncode == 78

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.2
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h: the signal that a process gets when its parent has ended."""
+
+
+def _end_with_parent() -> None:
+    """In the child: a parent that is killed takes its daemon along."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:
@@ -41,6 +49,7 @@ class Child:
                 [sys.executable, "-m", "latentd", "serve", "--endpoint", self.endpoint, *flags],
                 env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the parent, which stops the child
+                preexec_fn=_end_with_parent,
             )  # fmt: skip
 
     def wait_ready(self, timeout_s: float, report: Callable[[str], None]) -> None:
