@@ -239,6 +239,47 @@ def test_a_step_that_timed_out_is_repeated_safely(connect: Connect, endpoint: st
         assert slot.step().context_len == 5
 
 
+def test_a_stream_that_timed_out_leaves_a_usable_slot(connect: Connect, endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), connect(endpoint) as client:
+        slot, other = client.open([1, 2]), client.open([1, 2])
+        singles = [other.step() for _ in range(9)]
+        gate.shut()
+        with pytest.raises(DeadlineExceeded):
+            list(slot.stream(50, timeout_s=0.2))
+        gate.open()
+        assert slot.step() == singles[0]
+        stream = slot.stream(400, credit=2, timeout_s=0.3)
+        assert next(stream) == singles[1]
+        gate.shut()
+        with pytest.raises(DeadlineExceeded):
+            list(stream)
+        gate.open()
+        left = slot.context_len
+        assert slot.step().context_len == left + 1
+        again = list(slot.stream(3))
+        assert [step.context_len for step in again] == [left + 2, left + 3, left + 4]
+
+
+def test_a_broken_connection_is_resumed_with_the_same_slots(
+    connect: Connect, endpoint: str
+) -> None:
+    with serving(endpoint, max_frame_bytes=4096), connect(endpoint) as client:
+        slot, other, streaming = client.open([1]), client.open([1]), client.open([1])
+        singles = [other.step() for _ in range(5)]
+        stream = streaming.stream(500)
+        assert next(stream) == singles[0]
+        link = client._link if isinstance(client, Client) else client
+        exchange = link.exchange if isinstance(client, Client) else link._exchange
+        exchange.max_frame_bytes = 1 << 20
+        with pytest.raises(ConnectionLost, match="broke"):
+            client.open(np.zeros(2000, np.int32), timeout_s=20)
+        assert slot.step(timeout_s=20) == singles[0]
+        assert streaming.step(timeout_s=20).token == singles[1].token
+        assert streaming.context_len == 3
+
+
 def test_an_open_that_timed_out_gives_its_slot_back(connect: Connect, endpoint: str) -> None:
     engine = FakeEngine()
     gate = Gate(engine)
@@ -399,6 +440,14 @@ def test_a_killed_client_loses_its_slots_after_lease_and_grace(endpoint: str) ->
         process.wait()
         process.stdout.close()
         wait_until(lambda: client.stats()["slots_used"] == 0)
+
+
+def test_a_process_that_forgets_to_close_ends_all_the_same(running: Running) -> None:
+    script = (
+        "from latentd_client import Client\n"
+        f"client = Client({running.endpoint!r}); slot = client.open([1]); slot.step()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
 
 
 def test_the_client_imports_no_torch() -> None:
