@@ -92,6 +92,7 @@ def stream(engine: Engine, slot: Tracked, steps: int) -> list[int]:
     tokens = []
     for event in run_all(engine):
         assert isinstance(event, StreamTokens)
+        assert np.isfinite(event.logprobs).all()
         tokens += event.tokens
         slot.length, slot.token = event.context_len, event.tokens[-1]
     return tokens
