@@ -83,5 +83,5 @@ def require_daemon(command: str) -> None:
             importlib.import_module(module)
         except ModuleNotFoundError:
             raise ConfigError(
-                f"latentd {command} needs {module}: pip install 'latentd[daemon]'"
+                f"{command} needs {module}: pip install 'latentd[daemon]'"
             ) from None
