@@ -86,7 +86,8 @@ def turn(x: Tensor, positions: Tensor, rope: Rope | None) -> Tensor:
         return x
     angles = positions[:, None].float() * rope.inv_freq[None]
     turns = torch.polar(torch.full_like(angles, rope.magnitude), angles)[:, None]
-    pairs = x.unflatten(-1, (-1, 2)) if rope.interleaved else x.unflatten(-1, (2, -1)).mT
+    shape = x.shape[:-1]
+    pairs = x.reshape(*shape, -1, 2) if rope.interleaved else x.reshape(*shape, 2, -1).mT
     turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turns)
     return turned.flatten(-2) if rope.interleaved else turned.mT.flatten(-2)
 
@@ -139,7 +140,7 @@ def flips(a: Choices, b: Choices) -> int:
     return sum(int((x.sort(1).values != y.sort(1).values).any(1).sum()) for x, y in pairs)
 
 
-def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
-    """|actual - expected| in bf16 ULP of the expected value."""
-    exponents = torch.frexp(expected).exponent  # |x| in [2^(e-1), 2^e): ULP 2^(e-8)
-    return (actual - expected).abs() / torch.ldexp(torch.ones_like(expected), exponents - 8)
+def ulp_distance(actual: Tensor, expected: Tensor, at: Tensor | None = None) -> Tensor:
+    """|actual - expected| in bf16 ULP of `at`, by default of the expected value itself."""
+    exponents = torch.frexp(expected if at is None else at).exponent  # |x| in [2^(e-1), 2^e)
+    return (actual - expected).abs() / torch.exp2((exponents - 8).float())

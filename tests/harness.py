@@ -60,6 +60,7 @@ class Harness:
         pages: int | None = None,
     ) -> None:
         self.config, self.device = config, device
+        torch.set_num_threads(1)  # threads of tiny products only wait for each other
         self.model = Model(config, weights)
         slot_pages = num_pages(max_ctx)
         pages = pages or max_slots * slot_pages

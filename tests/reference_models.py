@@ -121,3 +121,44 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(int(logits(model, tokens)[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+def load_pretrained(path: Path, dtype: torch.dtype) -> Any:
+    """transformers' own model of a checkpoint directory, with attention and experts written out."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
+    model.train(False)
+    return model
+
+
+def logits_and_experts(
+    model: Any, tokens: Sequence[int]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Logits after each token, and of every router the chosen expert ids [len(tokens), top_k]."""
+    chosen: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: chosen.append(output[2]))
+        for name, module in model.named_modules()
+        if name.endswith(".mlp.gate")
+    ]
+    try:
+        return logits(model, tokens).float(), chosen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def choices(path: Path, tokens: Sequence[int]) -> dict[str, Any]:
+    """What the bf16 reference of a checkpoint chooses after each token, as plain numbers: its five
+    best tokens with their logits, and every router's experts."""
+    values, experts = logits_and_experts(load_pretrained(path, torch.bfloat16), tokens)
+    best = values.topk(5)
+    return {
+        "tokens": list(tokens),
+        "best": best.indices.tolist(),
+        "logits": best.values.tolist(),
+        "experts": [ids.sort(dim=1).values.tolist() for ids in experts],
+    }
