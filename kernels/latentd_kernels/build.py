@@ -95,7 +95,10 @@ def build(
                 errors.append(str(error))
     for target in targets:
         target.finish()
-        report(f"{target.arch}: {target.num_compiled} compiled, {target.num_kept} unchanged")
+        spills = "".join(f", {name} spills" for name in target.spilling())
+        report(
+            f"{target.arch}: {target.num_compiled} compiled, {target.num_kept} unchanged{spills}"
+        )
     if errors:
         raise BuildError("\n".join(errors))
     return [path for target in targets for path in target.files()]

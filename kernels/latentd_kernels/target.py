@@ -73,3 +73,7 @@ class Target:
     def files(self) -> list[Path]:
         """The manifest and the images it names."""
         return [self._folder / name for name in (manifest.FILE_NAME, *sorted(self._images))]
+
+    def spilling(self) -> list[str]:
+        """Entry points whose registers do not suffice: slower than they should be, not wrong."""
+        return sorted(name for name, kernel in self._kernels.items() if kernel.spill_stores)

@@ -40,6 +40,15 @@ def test_the_manifest_records_what_ptxas_says_spills_included(
     )
 
 
+def test_the_report_counts_images_and_names_what_spills(sources: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    build.build(ARCHS, tmp_path / "cubin", sources, report=lines.append)
+    assert lines == [
+        "sm_90a: 2 compiled, 0 unchanged, add spills, scale spills",
+        "compute_80: 2 compiled, 0 unchanged",
+    ]
+
+
 def test_an_unchanged_tree_compiles_nothing(sources: Path, tmp_path: Path) -> None:
     build.build(ARCHS, tmp_path / "cubin", sources)
     assert len(compiled(sources)) == 4
