@@ -15,7 +15,7 @@ import numpy as np
 from latentd_client import protocol
 from latentd_client._exchange import Call, Pending, Reply, refusal
 from latentd_client._slot import BaseSlot, read_step
-from latentd_client._stream import StreamReader
+from latentd_client._streaming import settle
 from latentd_client._version import __version__
 from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
 from latentd_client.results import DaemonInfo, Sampling, Step
@@ -105,7 +105,7 @@ class Calls:
     ) -> Script[Step]:  # fmt: skip
         """One step of one slot."""
         if slot._reader is not None:
-            yield from self.settle(slot)
+            yield from settle(self, slot)
         fields = slot.row(token, logits, sampling)
         fields["session"] = self.session
         fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
@@ -118,7 +118,7 @@ class Calls:
         """One step of several slots, in one request."""
         pairs = list(rows)
         for slot, _ in pairs:
-            yield from self.settle(slot)
+            yield from settle(self, slot)
         fields = {
             "session": self.session,
             "rows": [slot.row(token, logits, None) for slot, token in pairs],
@@ -142,102 +142,9 @@ class Calls:
                 raise RequestRejected(outcome.code, text, **outcome.detail, rows=outcomes)
         return steps
 
-    def stream(
-        self, slot: BaseSlot, max_steps: int, stop: Iterable[int], credit: int | None,
-        sampling: Sampling | None, timeout_s: float | None,
-    ) -> Script[StreamReader]:  # fmt: skip
-        """Start a stream on a slot; its first frame has arrived."""
-        yield from self.settle(slot)
-        assert self.info is not None
-        window = min(self.info.credits, 64) if credit is None else credit
-        reader = StreamReader(window, timeout_s)
-        stop_ids = sorted({int(token) for token in stop})
-        if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
-            step = yield from self.step(slot, None, False, sampling, timeout_s)
-            reader.ready.append(step)
-            max_steps -= 1
-            if max_steps == 0 or step.token in stop_ids:
-                reader.end = "stop" if step.token in stop_ids else "max_steps"
-                reader.context_len = step.context_len
-                return reader
-        fields: Header = {"session": self.session, **slot.seat, "pos": slot.context_len}
-        fields |= {"max_steps": max_steps, "stop": stop_ids, "credit": window}
-        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
-        if sampling is not None:
-            fields["sampling"] = sampling.to_wire()
-        call = Call("stream", fields, (), timeout_s, is_kept=True)
-        reader.call = call
-        slot._reader = reader
-        try:
-            reply = yield call
-        except RequestRejected:
-            slot._reader = None
-            raise
-        reader.take(reply)
-        return reader
-
-    def stream_next(self, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
-        """The next step of a stream, None at its end."""
-        if slot._reader is not reader and not reader.ready:
-            return None  # another call on the slot has ended it
-        while not reader.ready and reader.end is None:
-            try:
-                reader.take((yield reader.pending))
-            except RequestRejected:
-                slot._reader = None
-                raise
-        if not reader.ready:
-            slot._reader = None
-            return None
-        step = slot.advance(reader.ready.popleft())
-        grant = reader.consume()
-        if grant:
-            fields = {"session": self.session, "stream": reader.pending.request_id, "n": grant}
-            yield Call("credit", fields, expect=False)
-        return step
-
-    def hang_up(self, slot: BaseSlot) -> Script[None]:
-        """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
-        reader = slot._reader
-        if reader is not None and reader.end is None and reader.call is not None:
-            request = {"session": self.session, "request": reader.pending.request_id}
-            yield Call("cancel", request, expect=False)
-
-    def settle(self, slot: BaseSlot) -> Script[None]:
-        """End what is left of a stream that the caller has left, and take back the tokens that
-        the daemon had run ahead: the slot is where the caller's last step was."""
-        reader = slot._reader
-        if reader is None:
-            return
-        length = yield from self._end_stream(slot, reader)
-        if length > slot.context_len:
-            fields = {"session": self.session, **slot.seat, "pos": length, "to": slot.context_len}
-            yield Call("truncate", fields)
-            slot._is_forgotten = True
-        slot._reader = None
-        reader.ready.clear()
-
-    def _end_stream(self, slot: BaseSlot, reader: StreamReader) -> Script[int]:
-        """The slot's true length once the stream has ended."""
-        if reader.end is None and reader.call is not None and reader.call.pending is not None:
-            request = {"session": self.session, "request": reader.pending.request_id}
-            reply = yield Call("cancel", request)
-            try:
-                while reader.pending.replies or (reply.header.get("known") and not reader.end):
-                    reader.take((yield reader.pending))
-            except (RequestRejected, ConnectionLost):
-                pass  # its length is asked for below
-        if reader.end is not None:
-            return reader.context_len
-        reply = yield Call("resume", {"session": self.session})
-        for seat in reply.header.get("slots", ()):
-            if (seat.get("slot"), seat.get("epoch")) == (slot.slot_id, slot.epoch):
-                return int(seat["context_len"])
-        raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")
-
     def truncate(self, slot: BaseSlot, to: int, timeout_s: float | None) -> Script[int]:
         """Drop all tokens from position `to` on."""
-        yield from self.settle(slot)
+        yield from settle(self, slot)
         fields = {"session": self.session, **slot.seat, "pos": slot.context_len, "to": int(to)}
         reply = yield Call("truncate", fields, (), timeout_s)
         slot.context_len = int(reply.header["context_len"])

@@ -13,76 +13,22 @@ import zmq
 from latentd_client import _link, protocol
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
-from latentd_client._slot import BaseSlot
 from latentd_client._watch import Watch
+from latentd_client.aio_slot import AsyncSlot
 from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import Iterable
     from types import TracebackType
 
     from latentd_client._calls import Prompt, Script
-    from latentd_client.protocol import Header, Tensor
+    from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
 T = TypeVar("T")
 EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
-
-
-class AsyncSlot(BaseSlot):
-    """A sequence's seat in the daemon, made by `AsyncClient.open`; one task at a time uses it."""
-
-    def __init__(self, client: AsyncClient, header: Header, raw: Sequence[Tensor]) -> None:
-        super().__init__(header, raw)
-        self._client = client
-
-    async def step(
-        self, token: int | None = None, *, logits: bool = False,
-        sampling: Sampling | None = None, timeout_s: float | None = None,
-    ) -> Step:  # fmt: skip
-        """See `Slot.step`. A cancelled step may have run: repeat the same call safely."""
-        calls = self._client._calls
-        return await self._client._run(calls.step(self, token, logits, sampling, timeout_s))
-
-    async def stream(
-        self, max_steps: int, stop: Iterable[int] = (), *, credit: int | None = None,
-        sampling: Sampling | None = None, timeout_s: float | None = None,
-    ) -> AsyncIterator[Step]:  # fmt: skip
-        """See `Slot.stream`. After a `break` the stream ends with the next call on the slot, or
-        when the generator is closed (`contextlib.aclosing`)."""
-        client = self._client
-        calls = client._calls
-        reader = await client._run(calls.stream(self, max_steps, stop, credit, sampling, timeout_s))
-        try:
-            while True:
-                step = await client._run(calls.stream_next(self, reader))
-                if step is None:
-                    return
-                yield step
-        finally:
-            if reader.end is None and not client.is_closed:
-                with contextlib.suppress(LatentdError):
-                    await client._run(calls.hang_up(self))
-
-    async def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
-        """See `Slot.truncate`."""
-        return await self._client._run(self._client._calls.truncate(self, to, timeout_s))
-
-    async def close(self, *, timeout_s: float | None = None) -> None:
-        """Give the slot and its pages back; a second time does nothing."""
-        await self._client._run(self._client._calls.close(self, timeout_s))
-
-    async def __aenter__(self) -> AsyncSlot:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if not self._client.is_closed:
-            await self.close()
 
 
 class AsyncClient:

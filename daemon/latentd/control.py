@@ -29,9 +29,9 @@ STATS_WAIT_S = 0.25
 log = logging.getLogger(__name__)
 
 
-class Control:
-    """The control thread. `state` is set by the server; `ask_stats` makes the engine thread call
-    `publish` soon, `post_cancel` and `drain` act there too."""
+class ControlThread:
+    """Answers on the control socket. `state` is set by the server; `ask_stats` makes the engine
+    thread call `publish` soon, `post_cancel` and `drain` act there too."""
 
     def __init__(
         self, router: zmq.Socket[bytes], sessions: Sessions, ask_stats: Callable[[], None],

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class ServerOptions:
     """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
     data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead;
-    `spin_us` the time the engine thread polls after a message before it blocks."""
+    `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the time
+    that running work gets when the control socket is asked to drain without naming one."""
 
     endpoint: str = protocol.DEFAULT_ENDPOINT
     control_endpoint: str = ""
@@ -32,6 +33,7 @@ class ServerOptions:
     max_frame_bytes: int = protocol.MAX_FRAME_BYTES
     max_frames: int = protocol.MAX_FRAMES
     credits: int = 1024
+    drain_s: float = 30.0
 
 
 @dataclass(eq=False)

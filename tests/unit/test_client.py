@@ -270,8 +270,7 @@ def test_a_broken_connection_is_resumed_with_the_same_slots(
         singles = [other.step() for _ in range(5)]
         stream = streaming.stream(500)
         assert next(stream) == singles[0]
-        link = client._link if isinstance(client, Client) else client
-        exchange = link.exchange if isinstance(client, Client) else link._exchange
+        exchange = client._link.exchange if isinstance(client, Client) else client._exchange
         exchange.max_frame_bytes = 1 << 20
         with pytest.raises(ConnectionLost, match="broke"):
             client.open(np.zeros(2000, np.int32), timeout_s=20)

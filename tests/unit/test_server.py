@@ -120,22 +120,25 @@ def test_the_control_socket_cancels_a_stream(endpoint: str) -> None:
 
 
 def test_a_reader_that_stops_reading_parks_only_its_own_stream(endpoint: str) -> None:
-    with serving(endpoint, credits=100_000), Client(endpoint) as client:
-        with Peer(endpoint, receive_queue=1) as slow:
-            opened = slow.hello().open()
-            slow.send("stream", **seat(opened), max_steps=4000, credit=100_000)
-            slot = client.open([1])
-            for _ in range(200):
-                slot.step()
-            assert slot.context_len == 201
-            wait_until(lambda: client.stats()["server"]["parked_streams"] == 1)
-            total = 0
-            while True:
-                header, _ = slow.receive()
-                total += len(header["tokens"])
-                if not header.get("more"):
-                    break
-            assert (total, header["end"]) == (4000, "max_steps")
+    with (
+        serving(endpoint, credits=100_000),
+        Client(endpoint) as client,
+        Peer(endpoint, receive_queue=1) as slow,
+    ):
+        opened = slow.hello().open()
+        slow.send("stream", **seat(opened), max_steps=4000, credit=100_000)
+        slot = client.open([1])
+        for _ in range(200):
+            slot.step()
+        assert slot.context_len == 201
+        wait_until(lambda: client.stats()["server"]["parked_streams"] == 1)
+        total = 0
+        while True:
+            header, _ = slow.receive()
+            total += len(header["tokens"])
+            if not header.get("more"):
+                break
+        assert (total, header["end"]) == (4000, "max_steps")
 
 
 def test_the_streams_of_a_dead_peer_stop(endpoint: str) -> None:

@@ -1,0 +1,119 @@
+"""The calls of a stream, for both clients: starting, reading, leaving it early.
+
+Scripts like those of `_calls`. A stream that its reader leaves is settled by the next call on its
+slot: it is cancelled, and the tokens that the daemon had run ahead are taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd_client._exchange import Call
+from latentd_client._stream import StreamReader
+from latentd_client.errors import ConnectionLost, RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from latentd_client._calls import Calls, Script
+    from latentd_client._slot import BaseSlot
+    from latentd_client.protocol import Header
+    from latentd_client.results import Sampling, Step
+
+
+def stream(
+    calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int], credit: int | None,
+    sampling: Sampling | None, timeout_s: float | None,
+) -> Script[StreamReader]:  # fmt: skip
+    """Start a stream on a slot; its first frame has arrived."""
+    yield from settle(calls, slot)
+    assert calls.info is not None
+    window = min(calls.info.credits, 64) if credit is None else credit
+    reader = StreamReader(window, timeout_s)
+    stop_ids = sorted({int(token) for token in stop})
+    if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
+        step = yield from calls.step(slot, None, False, sampling, timeout_s)
+        reader.ready.append(step)
+        max_steps -= 1
+        if max_steps == 0 or step.token in stop_ids:
+            reader.end = "stop" if step.token in stop_ids else "max_steps"
+            reader.context_len = step.context_len
+            return reader
+    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
+    fields |= {"max_steps": max_steps, "stop": stop_ids, "credit": window}
+    fields["deadline_s"] = calls.timeout_s if timeout_s is None else timeout_s
+    if sampling is not None:
+        fields["sampling"] = sampling.to_wire()
+    call = Call("stream", fields, (), timeout_s, is_kept=True)
+    reader.call = call
+    slot._reader = reader
+    try:
+        reply = yield call
+    except RequestRejected:
+        slot._reader = None
+        raise
+    reader.take(reply)
+    return reader
+
+
+def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
+    """The next step of a stream, None at its end."""
+    if slot._reader is not reader and not reader.ready:
+        return None  # another call on the slot has ended it
+    while not reader.ready and reader.end is None:
+        try:
+            reader.take((yield reader.pending))
+        except RequestRejected:
+            slot._reader = None
+            raise
+    if not reader.ready:
+        slot._reader = None
+        return None
+    step = slot.advance(reader.ready.popleft())
+    grant = reader.consume()
+    if grant:
+        fields = {"session": calls.session, "stream": reader.pending.request_id, "n": grant}
+        yield Call("credit", fields, expect=False)
+    return step
+
+
+def hang_up(calls: Calls, slot: BaseSlot) -> Script[None]:
+    """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
+    reader = slot._reader
+    if reader is not None and reader.end is None and reader.call is not None:
+        request = {"session": calls.session, "request": reader.pending.request_id}
+        yield Call("cancel", request, expect=False)
+
+
+def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
+    """End what is left of a stream that the caller has left, and take back the tokens that
+    the daemon had run ahead: the slot is where the caller's last step was."""
+    reader = slot._reader
+    if reader is None:
+        return
+    length = yield from _end_stream(calls, slot, reader)
+    if length > slot.context_len:
+        fields = {"session": calls.session, **slot.seat, "pos": length, "to": slot.context_len}
+        yield Call("truncate", fields)
+        slot._is_forgotten = True
+    slot._reader = None
+    reader.ready.clear()
+
+
+def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[int]:
+    """The slot's true length once the stream has ended."""
+    if reader.end is None and reader.call is not None and reader.call.pending is not None:
+        request = {"session": calls.session, "request": reader.pending.request_id}
+        reply = yield Call("cancel", request)
+        try:
+            while reader.pending.replies or (reply.header.get("known") and not reader.end):
+                reader.take((yield reader.pending))
+        except (RequestRejected, ConnectionLost):
+            pass  # its length is asked for below
+    if reader.end is not None:
+        return reader.context_len
+    reply = yield Call("resume", {"session": calls.session})
+    for seat in reply.header.get("slots", ()):
+        if (seat.get("slot"), seat.get("epoch")) == (slot.slot_id, slot.epoch):
+            return int(seat["context_len"])
+    raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")

@@ -1,0 +1,80 @@
+"""A slot of the blocking client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd_client import _streaming
+from latentd_client._slot import BaseSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from latentd_client.client import Client
+    from latentd_client.protocol import Header, Tensor
+    from latentd_client.results import Sampling, Step
+
+
+class Slot(BaseSlot):
+    """A sequence's seat in the daemon, made by `Client.open`. As a context manager it closes."""
+
+    def __init__(self, client: Client, header: Header, raw: Sequence[Tensor]) -> None:
+        super().__init__(header, raw)
+        self._client = client
+
+    def step(
+        self, token: int | None = None, *, logits: bool = False,
+        sampling: Sampling | None = None, timeout_s: float | None = None,
+    ) -> Step:  # fmt: skip
+        """Append one token (the last sampled one without `token`) and sample the next.
+
+        `logits` asks for float32 [vocab_size]; `sampling` holds for this step only. Raises
+        RequestRejected (context_full, no_pages, busy, ...), DeadlineExceeded, ConnectionLost;
+        after the last two the same call may be repeated: nothing is appended twice.
+        """
+        calls = self._client._calls
+        return self._client._run(calls.step(self, token, logits, sampling, timeout_s), timeout_s)
+
+    def stream(
+        self, max_steps: int, stop: Iterable[int] = (), *, credit: int | None = None,
+        sampling: Sampling | None = None, timeout_s: float | None = None,
+    ) -> Iterator[Step]:  # fmt: skip
+        """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
+        (64). Ends after a token of `stop`, which is yielded and not appended.
+
+        Leave the loop whenever you like: the slot then stands where the last step yielded it.
+        `timeout_s` is the longest wait for one step. Raises like `step`.
+        """
+        client = self._client
+        calls = client._calls
+        start = _streaming.stream(calls, self, max_steps, stop, credit, sampling, timeout_s)
+        reader = client._run(start, timeout_s)
+        try:
+            while True:
+                step = client._run(_streaming.stream_next(calls, self, reader), timeout_s)
+                if step is None:
+                    return
+                yield step
+        finally:
+            if reader.end is None:
+                client._run_now(_streaming.hang_up(calls, self))
+
+    def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
+        """Drop all tokens from position `to` on; returns the new length. The next step must name
+        its token."""
+        return self._client._run(self._client._calls.truncate(self, to, timeout_s), timeout_s)
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Give the slot and its pages back; a second time does nothing."""
+        self._client._run(self._client._calls.close(self, timeout_s), timeout_s)
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if not self._client.is_closed:
+            self.close()

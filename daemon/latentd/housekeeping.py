@@ -1,0 +1,79 @@
+"""What the loop does beside requests: deadlines, leases, parked replies, the end, figures."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from latentd.completions import complete
+from latentd.runs import OpenRun, StreamRun
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from latentd.work import Work
+    from latentd_client.protocol import Header
+
+log = logging.getLogger(__name__)
+
+
+def retry(work: Work) -> None:
+    """Try again what full peers could not take."""
+    work.outbox.flush()
+    for run in list(work.undelivered):
+        work.deliver(run)
+
+
+def drop_late_opens(work: Work) -> None:
+    """Cancel the prompts whose time is over."""
+    for late in [run for run in work.deadlines if run.expires_at <= work.now]:
+        del work.deadlines[late]
+        late.is_late = True
+        work.engine.cancel(late.request)
+
+
+def end_leases(work: Work) -> None:
+    """Stop the streams of sessions that nobody renews, free what their grace period has left."""
+    lost, ended = work.sessions.overdue(work.now)
+    for session in lost:
+        work.stop_streams(session)
+    for session in ended:
+        log.info("a session was silent beyond lease and grace: its slots are freed")
+        work.end_session(session)
+    work.sessions.forget_old(work.now)
+
+
+def end_runs(work: Work) -> None:
+    """The drain time is over: what is launched commits, the rest ends as `draining`."""
+    for run in list(work.runs.values()):
+        if isinstance(run, OpenRun | StreamRun):
+            work.engine.cancel(run.request, "draining")
+    for _ in range(4):
+        for event in work.engine.run() if work.engine.has_work else ():
+            complete(work, event)
+    refuse_all(work, RequestRejected("draining", "the daemon stops"))
+
+
+def refuse_all(work: Work, refusal: RequestRejected) -> None:
+    """Answer everybody who still waits for the engine."""
+    for run in list(work.runs.values()):
+        work.refuse(run, refusal)
+    work.runs.clear()
+
+
+def stats(work: Work) -> Header:
+    """The engine's figures, and under `server` those of the serving side."""
+    server = {
+        "sessions": len(work.sessions),
+        "runs": len(work.runs),
+        "parked_streams": len(work.undelivered),
+        **work.outbox.counters,
+    }
+    figures = {str(key): _plain(value) for key, value in work.engine.stats().items()}
+    return {**figures, "server": server}
+
+
+def _plain(value: object) -> object:
+    """Maps with text keys, as the wire wants them."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,119 @@
+"""The daemon's sockets: bound, received from, waited on. It does not look into messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from latentd.endpoint import Binding
+from latentd_client import protocol
+
+if TYPE_CHECKING:
+    from latentd.work import ServerOptions
+
+SEND_QUEUE = 128
+"""Replies that a peer's queue holds before its streams park."""
+EVENTS, POLLIN, RCVMORE, NOBLOCK = (
+    int(value) for value in (zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE, zmq.NOBLOCK)
+)
+"""Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
+
+
+class Listener:
+    """The data and the control socket. `router` is the engine thread's, `control_router` the
+    control thread's; `wake` may be called on any thread and in a signal handler."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Bind both. Raises EndpointError."""
+        self._options = options
+        self._context = zmq.Context()
+        self.router = self._make_router()
+        self.control_router = self._make_router()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._bindings: list[Binding] = []
+        try:
+            self._bindings.append(Binding(self.router, options.endpoint))
+            control = options.control_endpoint or protocol.control_endpoint(self.endpoint)
+            self._bindings.append(Binding(self.control_router, control))
+        except BaseException:
+            self.release()
+            self.close(0)
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self.router, zmq.POLLIN)
+        self._poller.register(self._wakee, zmq.POLLIN)
+        self._spin_s = options.spin_us * 1e-6
+        self._last_message = 0.0
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect."""
+        return self._bindings[0].endpoint
+
+    @property
+    def control_endpoint(self) -> str:
+        """Where the control socket is."""
+        return self._bindings[1].endpoint
+
+    def _make_router(self) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full or dead peer is told, not dropped
+        router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        router.setsockopt(zmq.MAXMSGSIZE, self._options.max_frame_bytes)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.IPV6, int(self._options.endpoint.startswith("tcp://[")))
+        return router
+
+    def receive(self) -> tuple[bytes, list[bytes], int] | None:
+        """The next message that is there, or None: peer, frames, and their true number (those
+        beyond `max_frames` are not kept)."""
+        router = self.router
+        if not int(router.getsockopt(EVENTS)) & POLLIN:
+            return None
+        self._last_message = time.monotonic()
+        peer = router.recv(NOBLOCK)
+        frames: list[bytes] = []
+        count = 0
+        while router.getsockopt(RCVMORE):
+            frame = router.recv(NOBLOCK)
+            count += 1
+            if count <= self._options.max_frames:
+                frames.append(frame)
+        return peer, frames, count
+
+    def wait(self, until: float) -> None:
+        """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message
+        (others get the processor if they want it: libzmq's own thread must run), then asleep."""
+        get_events, spin_until = self.router.getsockopt, self._last_message + self._spin_s
+        while (now := time.monotonic()) < spin_until:
+            if int(get_events(EVENTS)) & POLLIN:
+                return
+            os.sched_yield()
+        if until <= now:
+            return
+        if self._wakee.fileno() in dict(self._poller.poll(int((until - now) * 1000) + 1)):
+            self._wakee.recv(4096)
+
+    def wake(self) -> None:
+        """End a `wait`, now or the next."""
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+            self._waker.send(b"x")
+
+    def release(self) -> None:
+        """Take the paths away: nobody new connects."""
+        for binding in self._bindings:
+            binding.release()
+
+    def close(self, linger_ms: int) -> None:
+        """Close everything; what was sent has `linger_ms` to leave."""
+        self.router.close(linger_ms)
+        self.control_router.close(linger_ms)
+        self._context.term()
+        self._waker.close()
+        self._wakee.close()
