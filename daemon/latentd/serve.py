@@ -109,7 +109,12 @@ def check_endpoints(options: ServerOptions) -> None:
     """Bind both endpoints and let go of them, so that a path that cannot be served is refused
     before weights are loaded. Raises EndpointError."""
     control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
-    with zmq.Context() as context:
-        for endpoint in (options.endpoint, control):
-            with closing(context.socket(zmq.ROUTER)) as router:
-                Binding(router, endpoint).release()
+    warnings = logging.getLogger(Binding.__module__)
+    warnings.disabled = True  # they come when the endpoints are bound for good
+    try:
+        with zmq.Context() as context:
+            for endpoint in (options.endpoint, control):
+                with closing(context.socket(zmq.ROUTER)) as router:
+                    Binding(router, endpoint).release()
+    finally:
+        warnings.disabled = False

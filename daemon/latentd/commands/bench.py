@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from latentd.commands.connecting import add_connection, positive_float, positive_int
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
-from latentd_client import Client, DaemonInfo
+from latentd_client import Client, DaemonInfo, __version__
 
 if TYPE_CHECKING:
     import argparse
@@ -50,8 +50,12 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(f"--context {args.context}: at most {info.max_ctx - WARM_UP - 1} here")
     results = (measure(args.endpoint, case) for case in cases(info, args))
     if args.json:
-        facts = {name: getattr(info, name) for name in ("model", "device", "numerics", "max_ctx")}
-        report = {"daemon": facts, "context": args.context, "cases": [asdict(r) for r in results]}
+        names = ("model", "device", "dtype", "numerics", "max_ctx", "max_slots")
+        facts = {name: getattr(info, name) for name in names}
+        cases_done = [asdict(result) for result in results]
+        report = {
+            "latentd": __version__, "daemon": facts, "context": args.context, "cases": cases_done,
+        }  # fmt: skip
         json.dump(report, sys.stdout, indent=2)
         print()
     else:
