@@ -92,6 +92,8 @@ def load(
     places = destinations(config, weights)
     jobs = [Job(entry, places[name].view) for name, entry in report.entries.items()]
     digests = fill(jobs, device, progress or (lambda done, total: None))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # strided places are filled by kernels behind the copies
     content = hashlib.sha256(repr(config).encode())
     for name in sorted(report.entries):
         entry = report.entries[name]

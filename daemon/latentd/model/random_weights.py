@@ -43,6 +43,8 @@ def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
         layer.mlp_norm.fill_(1.0)
         _draw_attention(layer.attention, draw, branch)
         _draw_mlp(layer.mlp, draw, branch)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the engine reads them on a stream of its own
     text = f"random {seed} {device.type} {torch.__version__} {dtype} {config!r}"
     return replace(weights, content_hash=hashlib.sha256(text.encode()).hexdigest())
 
