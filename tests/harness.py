@@ -166,7 +166,7 @@ class Harness:
 
             return ReferenceOps(self.inputs, self.ring, numerics)
         from latentd_kernels.cuda_ops import CudaOps
-        from latentd_kernels.library import Library
+        from launching import library
 
         self.stream.synchronize()
-        return CudaOps(Library(), self.inputs, self.ring, numerics, self.stream.cuda_stream)
+        return CudaOps(library(), self.inputs, self.ring, numerics, self.stream.cuda_stream)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from latentd.model.config import ModelConfig
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 if TYPE_CHECKING:
@@ -75,6 +77,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 """Name: (transformers' class prefix, config), covering each spelling and rule that is served."""
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "DeepseekV2": {"model_type": "deepseek_v2", "norm_topk_prob": False},
+    "DeepseekV3": {
+        "model_type": "deepseek_v3", "norm_topk_prob": True, "num_nextn_predict_layers": 1,
+    },
+    "Glm4MoeLite": {
+        "model_type": "glm4_moe_lite", "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "qk_nope_head_dim": 192, "v_head_dim": 256,
+    },
+}  # fmt: skip
+"""What the classes fill in where a case is silent."""
+
+
+def config_of(name: str) -> ModelConfig:
+    """A case's config without transformers, for machines that lack it."""
+    prefix, values = CASES[name]
+    widths = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6}
+    heads = {"qk_nope_head_dim": 128, "v_head_dim": 128}
+    return ModelConfig.from_dict(widths | heads | _DEFAULTS[prefix] | values)
 
 
 def build(name: str) -> Any:
