@@ -106,12 +106,13 @@ class Link:
             deadline = time.monotonic() + timeout_s
         receive, sock = self.exchange.receive, self.socket
         while not pending.replies:
+            if deadline - time.monotonic() < SLICE_MS / 1000:
+                self._wait_briefly(pending, deadline, timeout_s)
+                continue
             try:
                 receive(sock.recv_multipart())
             except zmq.Again:
                 self._check(pending, deadline, timeout_s)
-                if deadline - time.monotonic() < SLICE_MS / 1000:
-                    self._wait_briefly(pending, deadline, timeout_s)
         return pending.take()
 
     def _wait_briefly(self, pending: Pending, deadline: float, timeout_s: float) -> None:
@@ -119,8 +120,8 @@ class Link:
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         if self.socket.poll(left_ms):
             self.exchange.receive(self.socket.recv_multipart())
-        elif not pending.replies:
-            raise too_late(pending.call, timeout_s)
+        else:
+            self._check(pending, 0.0, timeout_s)
 
     def _check(self, pending: Pending, deadline: float, timeout_s: float) -> None:
         if pending.connection != self._losses():

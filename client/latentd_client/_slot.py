@@ -27,9 +27,12 @@ class BaseSlot:
     """
 
     def __init__(self, header: Header, raw: Sequence[Tensor]) -> None:
-        self.slot_id: int = header["slot"]
-        self.epoch: int = header["epoch"]
-        self.context_len: int = header["context_len"]
+        try:
+            self.slot_id: int = header["slot"]
+            self.epoch: int = header["epoch"]
+            self.context_len: int = header["context_len"]
+        except KeyError as error:
+            raise ProtocolError(f"the daemon's reply to open lacks {error}") from None
         self.token: int | None = header.get("token")
         self.seed: int | None = header.get("seed")
         self.cached_tokens: int = header.get("cached_tokens", 0)
@@ -67,11 +70,13 @@ class BaseSlot:
 
 
 def read_logits(header: Header, raw: Sequence[Tensor]) -> NDArray[np.float32] | None:
+    """The logits that a reply's fields name, if they name any: float32 [vocab_size], read-only."""
     picked = protocol.pick_raw(header.get("logits"), raw)
     return None if picked is None else np.asarray(picked, np.float32)
 
 
 def read_step(header: Header, raw: Sequence[Tensor]) -> Step:
+    """A step from a reply's or a row's fields. Raises ProtocolError when one is missing."""
     try:
         return Step(
             header["token"],

@@ -100,7 +100,8 @@ def _dispatch(
     assert type(op) is str
     if header.get("v") != protocol.VERSION and op != "hello":
         raise refuse_version(header)
-    table = fields.STEP_ROWS if op == "step" and "rows" in header else fields.OPS[op]
+    has_rows = op == "step" and header.get("rows") is not None
+    table = fields.STEP_ROWS if has_rows else fields.OPS[op]
     fields.check(table, header, op)
     return handler(work, peer, request_id, header, protocol.decode_raw(header, frames))
 

@@ -37,7 +37,7 @@ def open_slot(
     session = work.sessions.renew(header["session"], work.now)
     prompt = _read_prompt(header["prompt"], raw)
     sampling = read_sampling(header)
-    logits = header.get("logits", False)
+    logits = bool(header.get("logits"))
     digest = (_digest(prompt), sampling, logits)
     ticket = work.ticket(peer, request_id)
     key = header["key"]
@@ -84,7 +84,7 @@ def _step_row(
     work: Work, session: Session, row: Header, deadline_s: float | None, ticket: Ticket, index: int
 ) -> None:
     record = session.record(row["slot"], row["epoch"])
-    pos, token, logits = row["pos"], row.get("token"), row.get("logits", False)
+    pos, token, logits = row["pos"], row.get("token"), bool(row.get("logits"))
     sampling = read_sampling(row) if "sampling" in row else None
     digest = ("step", token, logits, sampling)
     run = record.running

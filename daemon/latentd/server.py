@@ -34,9 +34,9 @@ __all__ = ["Server", "ServerOptions"]
 MAX_MESSAGES = 256
 """Messages taken in one turn, so that a flood does not keep the engine from running."""
 TICK_S = 0.05
-"""Between two looks at leases and deadlines while there is work."""
+"""Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
-"""The same when idle (four wake-ups a second)."""
+"""The same when idle (four wake-ups a second), and between two looks at leases."""
 RETRY_S = 0.002
 """Between two attempts to send to a full peer."""
 FLUSH_MS = 300
@@ -57,6 +57,7 @@ class Server:
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
         self._tick_at = 0.0
+        self._leases_at = 0.0
         self._retry_at = 0.0
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
@@ -150,7 +151,9 @@ class Server:
             return
         self._tick_at = now + (TICK_S if work.runs or work.undelivered else IDLE_TICK_S)
         housekeeping.drop_late_opens(work)
-        housekeeping.end_leases(work)
+        if now >= self._leases_at:
+            self._leases_at = now + IDLE_TICK_S
+            housekeeping.end_leases(work)
         if self._on_tick is not None:
             self._on_tick()
 

@@ -25,8 +25,6 @@ MAX_STORED = 8
 """Stored replies of a slot; one operation at a time needs the last one only."""
 MAX_STORED_BYTES = 4 << 20
 """Logits kept in a slot's stored replies (the newest reply is always kept)."""
-MAX_OPENS = 256
-"""Opens whose replies a session can ask for again."""
 
 
 class Stored(NamedTuple):
@@ -80,6 +78,12 @@ class OpenRecord:
     digest: Hashable
     run: OpenRun | None
     stored: Stored | None = None
+
+    @property
+    def seat(self) -> tuple[int, int] | None:
+        """The slot and epoch that it opened."""
+        results = self.stored.results if self.stored is not None else None
+        return (results["slot"], results["epoch"]) if results is not None else None
 
 
 @dataclass(eq=False, slots=True)
@@ -159,7 +163,7 @@ class Sessions:
         return lost, [s for s in lost if s.expires_at + self.grace_s < now]
 
     def forget_old(self, now: float) -> None:
-        """Drop closed slots after the grace period, and the oldest opens beyond MAX_OPENS."""
+        """Drop closed slots after the grace period, and the stored replies of their opens."""
         for session in self._sessions.values():
             old = [
                 seat for seat, record in session.slots.items()
@@ -167,6 +171,5 @@ class Sessions:
             ]  # fmt: skip
             for seat in old:
                 del session.slots[seat]
-            done = [key for key, record in session.opens.items() if record.run is None]
-            for key in done[: max(0, len(session.opens) - MAX_OPENS)]:
-                del session.opens[key]
+            if old:
+                session.opens = {k: r for k, r in session.opens.items() if r.seat not in old}

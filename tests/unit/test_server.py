@@ -108,6 +108,22 @@ def test_a_cancelled_stream_tells_where_it_stopped(endpoint: str) -> None:
         assert not peer.ask("cancel", request=stream)["known"]
 
 
+def test_a_cancelled_open_is_answered_and_leaves_no_slot(endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), Peer(endpoint) as peer:
+        peer.hello()
+        gate.shut()
+        opening = peer.send("open", key="a", prompt=list(range(256)) * 8)
+        peer.send("cancel", request=opening)
+        time.sleep(0.2)
+        gate.open()
+        replies = {header["id"]: header for header, _ in (peer.receive(), peer.receive())}
+        assert replies[opening]["status"] == "cancelled"
+        assert engine.slots.num_used == 0
+        assert peer.open(key="a")["context_len"] == 3
+
+
 def test_the_control_socket_cancels_a_stream(endpoint: str) -> None:
     with serving(endpoint) as running, Peer(endpoint) as peer:
         opened = peer.hello().open()

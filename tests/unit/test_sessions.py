@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gates import wait_until
-from latentd.sessions import MAX_STORED, Sessions, SlotRecord, Stored
+from latentd.sessions import MAX_STORED, OpenRecord, Sessions, SlotRecord, Stored
 from latentd_client import Client, Control, RequestRejected
 from serving import Peer, seat, serving
 
@@ -116,10 +116,13 @@ def test_closed_slots_are_kept_for_the_grace_period() -> None:
     session = sessions.create(0.0)
     session.slots[0, 1] = SlotRecord(0, 1, closed_at=3.0)
     session.slots[1, 1] = SlotRecord(1, 1)
+    for slot_id, key in enumerate("ab"):
+        stored = Stored(key, {"slot": slot_id, "epoch": 1, "context_len": 0})
+        session.opens[key] = OpenRecord(key, None, stored)
     sessions.forget_old(7.9)
-    assert set(session.slots) == {(0, 1), (1, 1)}
+    assert (set(session.slots), set(session.opens)) == ({(0, 1), (1, 1)}, {"a", "b"})
     sessions.forget_old(8.1)
-    assert set(session.slots) == {(1, 1)}
+    assert (set(session.slots), set(session.opens)) == ({(1, 1)}, {"b"})
 
 
 def test_stored_replies_are_bounded_in_number_and_bytes() -> None:
