@@ -4,8 +4,10 @@ from pathlib import Path
 import pytest
 
 from latentd.config import SETTINGS, Config
+from latentd.options import EngineOptions
 from latentd.settings import ConfigError
 from latentd.sources import flag_of, load, variable_of
+from latentd.work import ServerOptions
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -112,3 +114,29 @@ def test_every_default_passes_its_own_check() -> None:
     for item in dataclasses.fields(Config):
         if item.default not in (None, ""):
             SETTINGS[item.name].check(item.name, item.default, "default")
+
+
+def test_engine_and_server_options_carry_the_settings() -> None:
+    flags = {"model": "/m", "max_ctx": "99", "kv_pages": "auto", "eager": True, "name": "x"}
+    config = load({**flags, "spin_us": "7", "drain_s": "3"}, {})
+    engine, server = config.engine_options(), config.server_options()
+    assert (engine.model_dir, engine.max_ctx, engine.kv_pages) == (Path("/m"), 99, "auto")
+    assert (engine.eager, engine.name) == (True, "x")
+    assert (server.spin_us, server.drain_s, server.endpoint) == (7, 3.0, Config().endpoint)
+
+
+def test_every_option_of_engine_and_server_has_a_setting() -> None:
+    engine = {item.name for item in dataclasses.fields(EngineOptions)}
+    server = {item.name for item in dataclasses.fields(ServerOptions)}
+    assert engine - SETTINGS.keys() == {"model_dir", "selftest"}  # from two settings; tests only
+    assert server - SETTINGS.keys() == {"credits"}
+
+
+def test_random_weights_take_the_directory_of_their_config() -> None:
+    options = load({"weights": "random", "model_config": "/c", "seed": "4"}, {}).engine_options()
+    assert (options.model_dir, options.weights, options.seed) == (Path("/c"), "random", 4)
+
+
+def test_an_engine_without_a_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--model DIR"):
+        Config().engine_options()
