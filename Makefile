@@ -9,7 +9,7 @@ VENV := .venv
 SOURCES := daemon client kernels tests
 CUDA_SOURCES = $(wildcard kernels/latentd_kernels/csrc/*.cu kernels/latentd_kernels/csrc/*.cuh)
 
-GPU_TESTS ?= tests/gpu
+GPU_TESTS ?= tests
 KERNEL_TESTS ?= $(filter-out %graphs.py %isolation.py %long_context.py,$(wildcard tests/gpu/test_*.py))
 
 ifdef PYTHON
@@ -43,6 +43,7 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) tests/bench/bench_attention.py
 	$(PY) -m pytest -m gpu -s tests/bench/bench_linear.py
 	$(PY) tests/bench/bench_engine.py --device cuda
+	$(PY) tests/bench/bench_daemon.py
 
 cubins: $(SETUP_TEST) $(SETUP_COMPILER)
 	$(PY) -m latentd_kernels.build --jobs $(JOBS)
