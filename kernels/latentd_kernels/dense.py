@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 256  # of embed, norm and the wide tiled product
 _OUT_BF16, _OUT_F32, _OUT_ACCUMULATE = 0, 1, 2  # OutKind in csrc/linear.cu
-_BLOCK_K: Final = 32  # product.cuh
+_HALF_K: Final = 32  # product.cuh
 _TILE_ROWS: Final = 64
-_SKINNY_ROWS: Final = 32
+_SKINNY_ROWS: Final = 32  # up to here the skinny product always wins (H200)
+_FEW_WEIGHT_ROWS: Final = 4096  # up to here it wins for 64 rows as well
 _STAGES: Final = 4
 MAX_NORM_DIM: Final = 16384
 
 
-def num_segments(weight_rows: int) -> int:
-    """Runs into which K is cut: a property of the matrix, never of the batch: it decides bits.
+def num_runs(weight_rows: int) -> int:
+    """Runs to which K's chunks are dealt: a property of the matrix alone, as it decides bits.
 
     Matrices with few 16-row tiles get more warps a tile, so that enough loads are in flight.
     """
-    return 16 if weight_rows <= 4096 else 8
+    return 16 if weight_rows <= 2560 else 8
 
 
 def tiled_smem(features: int) -> int:
@@ -45,9 +46,9 @@ def require_rows(name: str, x: Tensor, what: str) -> None:
 
 
 def require_k(name: str, k: int) -> None:
-    """Refuse a K that the products cannot cut into blocks."""
-    if k % _BLOCK_K:
-        raise ValueError(f"{name}: k = {k} is not a multiple of {_BLOCK_K}")
+    """Refuse a K that the products cannot cut."""
+    if k % _HALF_K:
+        raise ValueError(f"{name}: k = {k} is not a multiple of {_HALF_K}")
 
 
 class DenseLaunches(Launcher):
@@ -122,17 +123,22 @@ class DenseLaunches(Launcher):
         require_rows(name, x, "x")
         args: list[Argument] = [weight, x, out, c_int32(features), c_int32(k), c_int32(rows)]
         args += [c_int64(x.stride(0)), c_int64(out.stride(0)), c_int32(kind)]
-        segments = num_segments(weight_rows)
-        if rows <= _SKINNY_ROWS:
-            tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
-            grid = (-(-features // tile_features), 1, 1)
-            kernel = f"{name}_skinny_r{tiles}_s{segments}"
-            self.library.launch(kernel, grid, segments * 32, args, stream=self.stream)
+        runs = num_runs(weight_rows)
+        m_tiles = -(-features // tile_features)
+        if rows <= _SKINNY_ROWS or (rows <= _TILE_ROWS and weight_rows <= _FEW_WEIGHT_ROWS):
+            tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
+            kernel = f"{name}_skinny_r{tiles}_s{runs}"
+            if (tiles, runs) == (1, 8) and m_tiles <= 2 * self.library.sm_count:
+                kernel += "_deep"
+            smem = tiles * runs * 512
+            self.library.launch(
+                kernel, (m_tiles, 1, 1), runs * 32, args, stream=self.stream, smem=smem
+            )
             return
         row_tiles = -(-rows // _TILE_ROWS)
         wide = -(-weight_rows // 128) * row_tiles >= self.library.sm_count
         height = 128 if wide else 32
-        grid = (-(-features // (height // 16 * tile_features)), row_tiles, 1)
-        kernel = f"{name}_tiled_f{height}_s{segments}"
+        grid = (row_tiles, -(-features // (height // 16 * tile_features)), 1)
+        kernel = f"{name}_tiled_f{height}_s{runs}"
         threads, smem = (_THREADS if wide else 128), tiled_smem(height)
         self.library.launch(kernel, grid, threads, args, stream=self.stream, smem=smem)

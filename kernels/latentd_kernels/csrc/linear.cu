@@ -19,29 +19,33 @@ struct Output {
   }
 };
 
-template <int kRowTiles, int kSegments, int kUnroll, bool kGated>
+template <int kRowTiles, int kRuns, int kAhead, bool kGated>
 LATENTD_DEVICE void skinny(const bf16* weight, const bf16* x, const Output& out, int num_features, int k, int rows,
                            long long x_stride) {
   pdl_launch();
-  __shared__ __align__(16) float partial[kPartialFloats<kRowTiles, kSegments>];
+  extern __shared__ __align__(128) char smem[];
+  float* partial = reinterpret_cast<float*>(smem);
   const Features<kGated> features{num_features};
   const int first = blockIdx.x * Features<kGated>::kPerTile, group = (threadIdx.x & 31) >> 2;
   const WeightTile tile{weight + static_cast<long long>(features.weight_row(first, group)) * k,
                         weight + static_cast<long long>(features.weight_row(first, group + 8)) * k};
-  const auto x_row = [=](int row) { return row < rows ? x + row * x_stride : nullptr; };
-  skinny_product<kRowTiles, kSegments, kUnroll>(tile, k / kBlockK, x_row, partial);
+  const int first_row = blockIdx.y * kRowTiles * 8;
+  const auto x_row = [=](int r) { return first_row + r < rows ? x + (first_row + r) * x_stride : nullptr; };
+  const auto store = [=](int r, int feature, float value) { out(first_row + r, feature, value); };
+  skinny_product<kRowTiles, kRuns, kAhead>(tile, k, x_row, partial);
   __syncthreads();
-  skinny_store<kRowTiles, kSegments, kGated>(partial, first, num_features, rows, out);
+  skinny_store<kRowTiles, kRuns, kGated>(partial, first, num_features, rows - first_row, store);
 }
 
-template <int kFeatures, int kWarpFeatures, int kWarpsN, int kSegments, int kStages, bool kGated>
+template <int kFeatures, int kWarpFeatures, int kWarpsN, int kRuns, int kStages, bool kGated>
 LATENTD_DEVICE void tiled(const bf16* weight, const bf16* x, const Output& out, int num_features, int k, int rows,
                           long long x_stride) {
   pdl_launch();
   extern __shared__ __align__(128) char smem[];
   constexpr int kPerTile = Features<kGated>::kPerTile;
   const Features<kGated> features{num_features};
-  const int first = blockIdx.x * (kFeatures / 16 * kPerTile), first_row = blockIdx.y * kTileRows;
+  // Row tiles run fastest: the CTAs that share weights run together and find them in L2.
+  const int first = blockIdx.y * (kFeatures / 16 * kPerTile), first_row = blockIdx.x * kTileRows;
   const auto weight_row = [=](int r) {
     return weight + static_cast<long long>(features.weight_row(first + (r >> 4) * kPerTile, r & 15)) * k;
   };
@@ -56,8 +60,7 @@ LATENTD_DEVICE void tiled(const bf16* weight, const bf16* x, const Output& out, 
       if (feature + 8 < num_features) out(row, feature + 8, upper);
     }
   };
-  pdl_wait();
-  tiled_product<kFeatures, kWarpFeatures, kWarpsN, kSegments, kStages>(k / kBlockK, weight_row, x_row, smem, store);
+  tiled_product<kFeatures, kWarpFeatures, kWarpsN, kRuns, kStages>(k, weight_row, x_row, smem, store);
 }
 
 #define LATENTD_PARAMS                                                                                 \
@@ -65,53 +68,55 @@ LATENTD_DEVICE void tiled(const bf16* weight, const bf16* x, const Output& out, 
       long long out_stride, int out_kind
 #define LATENTD_ARGS weight, x, Output{out, out_stride, out_kind}, num_features, k, rows, x_stride
 
-// Rows 8 * tiles at most; segments = warps. 16 segments: more loads in flight where a matrix has few m16 tiles.
-#define LATENTD_SKINNY(tiles, segments, unroll)                              \
-  extern "C" __global__ void __launch_bounds__(segments * 32, 16 / segments) \
-      linear_skinny_r##tiles##_s##segments(LATENTD_PARAMS) {                 \
-    skinny<tiles, segments, unroll, false>(LATENTD_ARGS);                    \
-  }                                                                          \
-  extern "C" __global__ void __launch_bounds__(segments * 32, 16 / segments) \
-      gated_skinny_r##tiles##_s##segments(LATENTD_PARAMS) {                  \
-    skinny<tiles, segments, unroll, true>(LATENTD_ARGS);                     \
+#define LATENTD_SKINNY(name, tiles, runs, ahead, ctas)                                                 \
+  extern "C" __global__ void __launch_bounds__(runs * 32, ctas) linear_skinny_##name(LATENTD_PARAMS) { \
+    skinny<tiles, runs, ahead, false>(LATENTD_ARGS);                                                   \
+  }                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(runs * 32, ctas) gated_skinny_##name(LATENTD_PARAMS) {  \
+    skinny<tiles, runs, ahead, true>(LATENTD_ARGS);                                                    \
   }
-#define LATENTD_TILED(features, warp_features, warps_n, segments, stages)               \
+#define LATENTD_TILED(features, warp_features, warps_n, runs, stages)                   \
   extern "C" __global__ void __launch_bounds__(features / warp_features * warps_n * 32) \
-      linear_tiled_f##features##_s##segments(LATENTD_PARAMS) {                          \
-    tiled<features, warp_features, warps_n, segments, stages, false>(LATENTD_ARGS);     \
+      linear_tiled_f##features##_s##runs(LATENTD_PARAMS) {                              \
+    tiled<features, warp_features, warps_n, runs, stages, false>(LATENTD_ARGS);         \
   }                                                                                     \
   extern "C" __global__ void __launch_bounds__(features / warp_features * warps_n * 32) \
-      gated_tiled_f##features##_s##segments(LATENTD_PARAMS) {                           \
-    tiled<features, warp_features, warps_n, segments, stages, true>(LATENTD_ARGS);      \
+      gated_tiled_f##features##_s##runs(LATENTD_PARAMS) {                               \
+    tiled<features, warp_features, warps_n, runs, stages, true>(LATENTD_ARGS);          \
   }
 
-// kernel linear_skinny_r*_s*: out = W x for at most 8 r batch rows, K cut into s runs.
+// kernel linear_skinny_r*: out = W x 8 r batch rows a CTA, K dealt to s runs.
 // shapes: weight [num_features, k] bf16, x [rows, k] bf16, out [rows, num_features] bf16, f32, or f32 added to; row
 //   strides free; k % 32 = 0.
 // rounds: product.cuh: the same bits as linear_tiled_*_s* of equal s, whatever r; one landing for a bf16 out
-// launch: grid (ceil(num_features / 16), 1, 1), 32 s threads, no dynamic shared memory
+// launch: grid (ceil(num_features / 16), ceil(rows / 8 r), 1), 32 s threads, r * s * 512 bytes of dynamic shared memory
 
-// kernel gated_skinny_r*_s*: silu(W_gate x) * (W_up x) for at most 8 r batch rows, K cut into s runs.
+// kernel gated_skinny_r*: silu(W_gate x) * (W_up x) 8 r batch rows a CTA, K dealt to s runs.
 // shapes: weight [2 * num_features, k] bf16, gate rows first; else as linear_skinny
 // rounds: both products in f32 as in linear_skinny; the result lands once
-// launch: grid (ceil(num_features / 8), 1, 1), 32 s threads, no dynamic shared memory
-LATENTD_SKINNY(1, 8, 4)
-LATENTD_SKINNY(2, 8, 4)
-LATENTD_SKINNY(4, 8, 2)
-LATENTD_SKINNY(1, 16, 4)
-LATENTD_SKINNY(2, 16, 4)
-LATENTD_SKINNY(4, 16, 2)
+// launch: grid (ceil(num_features / 8), ceil(rows / 8 r), 1), 32 s threads, r * s * 512 bytes of dynamic shared memory
+// Chosen by measurement on an H200. 8 runs: matrices of many m16 tiles, several small CTAs an SM; r1_s8_deep, for one
+// or two CTAs an SM, has more loads in flight in each. 16 runs: fewer tiles than SMs.
+LATENTD_SKINNY(r1_s8, 1, 8, 1, 4)
+LATENTD_SKINNY(r1_s8_deep, 1, 8, 4, 2)
+LATENTD_SKINNY(r2_s8, 2, 8, 1, 3)
+LATENTD_SKINNY(r4_s8, 4, 8, 1, 2)
+LATENTD_SKINNY(r8_s8, 8, 8, 1, 1)
+LATENTD_SKINNY(r1_s16, 1, 16, 2, 1)
+LATENTD_SKINNY(r2_s16, 2, 16, 2, 1)
+LATENTD_SKINNY(r4_s16, 4, 16, 2, 1)
+LATENTD_SKINNY(r8_s16, 8, 16, 1, 1)
 
 // kernel linear_tiled_f*_s*: linear_skinny for any number of rows; f weight rows and 64 batch rows a CTA.
 // shapes: as linear_skinny
 // rounds: as linear_skinny, bit for bit
-// launch: grid (ceil(num_features / f), ceil(rows / 64), 1), 256 threads for f = 128 and 128 for f = 32, (f + 64) * 512
+// launch: grid (ceil(rows / 64), ceil(num_features / f), 1), 256 threads for f = 128 and 128 for f = 32, (f + 64) * 512
 //   bytes of dynamic shared memory
 
 // kernel gated_tiled_f*_s*: gated_skinny for any number of rows.
 // shapes: as gated_skinny
 // rounds: as gated_skinny, bit for bit
-// launch: as linear_tiled, with ceil(2 * num_features / f) CTAs along x
+// launch: as linear_tiled, with ceil(2 * num_features / f) CTAs along y
 LATENTD_TILED(32, 16, 2, 8, 4)
 LATENTD_TILED(128, 32, 2, 8, 4)
 LATENTD_TILED(32, 16, 2, 16, 4)

@@ -7,7 +7,7 @@ constexpr int kMaxMoeRows = 512;
 constexpr int kMaxPlanned = 512;  // routed + shared experts
 constexpr int kRouteWarps = 16;
 constexpr int kExpertsALane = kMaxExperts / 32;
-constexpr int kExpertSegments = 8;
+constexpr int kExpertRuns = 8;
 constexpr float kNormalizeEps = 1e-20f;
 
 enum Scoring { kSoftmax = 0, kSigmoid = 1 };  // moe.py passes these
@@ -158,6 +158,7 @@ LATENTD_DEVICE void build_plan(const int* expert_ids, int num_entries, const Pla
   __syncthreads();
   for (int e = warp; e < plan.total_experts; e += kRouteWarps) {
     int count = 0;
+#pragma unroll 8
     for (int base = 0; base < num_entries; base += 32) {
       const bool mine = base + lane < num_entries && ids[base + lane] == e;
       count += __popc(__ballot_sync(0xffffffffu, mine));
@@ -195,6 +196,7 @@ LATENTD_DEVICE void build_plan(const int* expert_ids, int num_entries, const Pla
   for (int e = warp; e < plan.total_experts; e += kRouteWarps) {
     if (counts[e] == 0) continue;
     int at = starts[e];
+#pragma unroll 8
     for (int base = 0; base < num_entries; base += 32) {
       const bool mine = base + lane < num_entries && ids[base + lane] == e;
       const uint32_t mask = __ballot_sync(0xffffffffu, mine);
@@ -263,16 +265,16 @@ LATENTD_DEVICE Group find_group(const Plan& plan) {
 
 // All entries of the group in turns of kRowTiles * 8 rows, for one m16 tile.
 template <int kRowTiles, bool kGated, class RowAddress, class Store>
-LATENTD_DEVICE void expert_turns(const WeightTile& tile, int blocks, int first, int num_features, const Group& group,
+LATENTD_DEVICE void expert_turns(const WeightTile& tile, int k, int first, int num_features, const Group& group,
                                  const RowAddress& x_row, const Store& store, float* partial) {
   for (int base = 0; base < group.count; base += kRowTiles * 8) {
     const int* entries = group.entries + base;
     const int rows = min(group.count - base, kRowTiles * 8);
     const auto row = [&](int r) { return r < rows ? x_row(entries[r]) : nullptr; };
     const auto keep = [&](int r, int feature, float value) { store(entries[r], feature, value); };
-    skinny_product<kRowTiles, kExpertSegments, 4 / ((kRowTiles + 1) / 2)>(tile, blocks, row, partial);
+    skinny_product<kRowTiles, kExpertRuns, 1>(tile, k, row, partial);
     __syncthreads();
-    skinny_store<kRowTiles, kExpertSegments, kGated>(partial, first, num_features, rows, keep);
+    skinny_store<kRowTiles, kExpertRuns, kGated>(partial, first, num_features, rows, keep);
     __syncthreads();
   }
 }
@@ -280,15 +282,15 @@ LATENTD_DEVICE void expert_turns(const WeightTile& tile, int blocks, int first, 
 template <bool kGated, class RowAddress, class Store>
 LATENTD_DEVICE void expert_skinny(const bf16* weight, int num_features, int k, const Group& group,
                                   const RowAddress& x_row, const Store& store) {
-  __shared__ __align__(16) float partial[kPartialFloats<4, kExpertSegments>];
+  __shared__ __align__(16) float partial[kExpertRuns * 2 * 128];
   const Features<kGated> features{num_features};
   const int first = blockIdx.x * Features<kGated>::kPerTile, lane_group = (threadIdx.x & 31) >> 2;
   const WeightTile tile{weight + static_cast<long long>(features.weight_row(first, lane_group)) * k,
                         weight + static_cast<long long>(features.weight_row(first, lane_group + 8)) * k};
   if (group.count <= 8) {
-    expert_turns<1, kGated>(tile, k / kBlockK, first, num_features, group, x_row, store, partial);
+    expert_turns<1, kGated>(tile, k, first, num_features, group, x_row, store, partial);
   } else {
-    expert_turns<4, kGated>(tile, k / kBlockK, first, num_features, group, x_row, store, partial);
+    expert_turns<2, kGated>(tile, k, first, num_features, group, x_row, store, partial);
   }
 }
 
@@ -318,7 +320,7 @@ LATENTD_DEVICE void expert_tiled(const bf16* weight, int num_features, int k, co
         if (feature + 8 < num_features) store(entries[r], feature + 8, upper);
       }
     };
-    tiled_product<kExpertFeatures, 32, 2, kExpertSegments, kExpertStages>(k / kBlockK, weight_row, row, smem, keep);
+    tiled_product<kExpertFeatures, 32, 2, kExpertRuns, kExpertStages>(k, weight_row, row, smem, keep);
     __syncthreads();
   }
 }
@@ -365,10 +367,10 @@ LATENTD_DEVICE void down(const bf16* hidden, const bf16* weights, float* parts, 
 //   other experts are not read.
 // shapes: x [rows, k] bf16, weights [total_experts, 2 * inner, k] bf16 (gate rows, then up rows), hidden
 //   [rows * choices, inner] bf16, plan from moe_route or moe_plan; k % 32 = 0.
-// rounds: product.cuh with 8 segments; the product lands
+// rounds: product.cuh with 8 runs; the product lands
 // launch: grid (ceil(inner / 8), most active experts, 1), 256 threads, no dynamic shared memory; tiled: grid
 //   (ceil(inner / 64), ...), 98304 bytes
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 3)
     moe_gate_up(const bf16* x, const bf16* weights, bf16* hidden, int* plan, int total_experts, int choices, int inner,
                 int k, long long x_stride) {
   gate_up<false>(x, weights, hidden, plan, total_experts, choices, inner, k, x_stride);
@@ -382,10 +384,10 @@ extern "C" __global__ void __launch_bounds__(256)
 // kernel moe_down, moe_down_tiled: the down projection of every chosen expert, one float32 part a (row, choice).
 // shapes: hidden [rows * choices, inner] bf16, weights [total_experts, num_features, inner] bf16, parts
 //   [rows * choices, num_features] f32; inner % 32 = 0. Parts of padding rows are not written.
-// rounds: product.cuh with 8 segments; no landing
+// rounds: product.cuh with 8 runs; no landing
 // launch: grid (ceil(num_features / 16), most active experts, 1), 256 threads, no dynamic shared memory; tiled: grid
 //   (ceil(num_features / 128), ...), 98304 bytes
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 3)
     moe_down(const bf16* hidden, const bf16* weights, float* parts, int* plan, int total_experts, int inner,
              int num_features) {
   down<false>(hidden, weights, parts, plan, total_experts, inner, num_features);

@@ -131,32 +131,57 @@ struct Cut {
   LATENTD_DEVICE bool keeps(uint32_t k, int id) const { return k > key || (k == key && id < limit); }
 };
 
-// The first id, in rising order, whose cumulative mass exceeds target(total mass); every warp sums a contiguous run
-// of ids, and the one that holds the answer goes through its run again. Returns `vocab` if there is none.
+// Calls f(value, id) for first, first + step, ... below end, eight loads at a time: one at a time, this would be a
+// chain of trips to the L2 cache.
+template <class F>
+LATENTD_DEVICE void for_each(const float* l, int first, int end, int step, const F& f) {
+  constexpr int kTogether = 8;
+  for (int base = first; base < end; base += step * kTogether) {
+    float v[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; i++) v[i] = base + i * step < end ? l[base + i * step] : NAN;
+#pragma unroll
+    for (int i = 0; i < kTogether; i++) {
+      if (base + i * step < end) f(v[i], base + i * step);
+    }
+  }
+}
+
+// The first id, in rising order, whose cumulative mass(value, id) exceeds target(total mass); `vocab` if there is
+// none. Every warp sums a contiguous run of ids; then all threads share the run that holds the answer.
 template <class Mass, class Target>
-LATENTD_DEVICE int first_beyond(Scratch& s, int vocab, const Mass& mass, const Target& target) {
+LATENTD_DEVICE int first_beyond(Scratch& s, const float* l, int vocab, const Mass& mass, const Target& target) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int run = (vocab + kThreads - 1) / kThreads * 32, begin = warp * run, end = min(begin + run, vocab);
+  const int run = (vocab + kThreads - 1) / kThreads * 32;
   uint64_t sum = 0;
-#pragma unroll 4
-  for (int id = begin + lane; id < end; id += 32) sum += mass(id);
+  for_each(l, warp * run + lane, min((warp + 1) * run, vocab), 32, [&](float v, int id) { sum += mass(v, id); });
   sum = warp_inclusive(sum);
   if (lane == 31) s.warp_mass[warp] = sum;
   if (threadIdx.x == 0) s.found = vocab;
   __syncthreads();
   const uint64_t warps = warp_inclusive(s.warp_mass[lane]);
   const uint64_t wanted = target(__shfl_sync(0xffffffffu, warps, 31));
-  const uint64_t mine = __shfl_sync(0xffffffffu, warps, warp);
-  uint64_t before = warp == 0 ? 0 : __shfl_sync(0xffffffffu, warps, (warp + 31) & 31);
-  if (before <= wanted && wanted < mine) {
-    for (int base = begin;; base += 32) {
-      const uint64_t through = before + warp_inclusive(base + lane < end ? mass(base + lane) : 0);
-      const uint32_t beyond = __ballot_sync(0xffffffffu, through > wanted);
-      if (beyond != 0) {
-        if (lane == 0) s.found = base + __ffs(beyond) - 1;
+  const uint32_t beyond = __ballot_sync(0xffffffffu, warps > wanted);
+  __syncthreads();
+  if (beyond == 0) return vocab;
+  const int holder = __ffs(beyond) - 1;
+  uint64_t before = holder == 0 ? 0 : __shfl_sync(0xffffffffu, warps, (holder + 31) & 31);
+
+  const int per_thread = (run + kThreads - 1) / kThreads;
+  const int begin = holder * run + threadIdx.x * per_thread;
+  const int end = min(min(begin + per_thread, (holder + 1) * run), vocab);
+  sum = 0;
+  for_each(l, begin, end, 1, [&](float v, int id) { sum += mass(v, id); });
+  uint64_t total;
+  uint64_t through = before + cta_inclusive(s, sum, total);
+  before = through - sum;
+  if (before <= wanted && wanted < through) {
+    for (int id = begin; id < end; id++) {
+      before += mass(l[id], id);
+      if (before > wanted) {
+        s.found = id;
         break;
       }
-      before = __shfl_sync(0xffffffffu, through, 31);
     }
   }
   __syncthreads();
@@ -167,8 +192,8 @@ LATENTD_DEVICE int first_beyond(Scratch& s, int vocab, const Mass& mass, const T
 
 // Cuts what `cut` keeps to the best ones whose masses reach target(total mass): an element stays if the mass of all
 // before it (higher logits, and equal ones of lower id) is below the target. Radix select over the ordered keys.
-template <class Key, class Mass, class Target>
-LATENTD_DEVICE Cut select(Scratch& s, int vocab, const Cut& cut, const Key& key, const Mass& mass,
+template <class Mass, class Target>
+LATENTD_DEVICE Cut select(Scratch& s, const float* l, int vocab, const Cut& cut, const Mass& mass,
                           const Target& target) {
   uint32_t prefix = 0;
   uint64_t wanted = 0, bin_mass = 0;
@@ -178,15 +203,14 @@ LATENTD_DEVICE Cut select(Scratch& s, int vocab, const Cut& cut, const Key& key,
     const int above = low + digit_bits;  // bits above this digit are settled
     for (int i = threadIdx.x; i < kBins; i += kThreads) s.mass_lo[i] = s.mass_hi[i] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (int id = threadIdx.x; id < vocab; id += kThreads) {
-      const uint32_t k = key(id);
+    for_each(l, threadIdx.x, vocab, kThreads, [&](float v, int id) {
+      const uint32_t k = ordered_key(v);
       const bool settled = above == 32 || (k >> above) == (prefix >> above);
       if (settled && cut.keeps(k, id)) {
-        const uint64_t m = mass(id);
+        const uint64_t m = mass(v, id);
         if (m != 0) add_mass(s, (k >> low) & ((1 << digit_bits) - 1), m);
       }
-    }
+    });
     if (threadIdx.x == 0) s.found = -1;
     __syncthreads();
     // Bins from the highest down, two a thread.
@@ -212,11 +236,11 @@ LATENTD_DEVICE Cut select(Scratch& s, int vocab, const Cut& cut, const Key& key,
   }
   Cut result{prefix, prefix == cut.key ? cut.limit : vocab};
   if (bin_mass > wanted) {  // some of the equal ones go
-    const auto tie = [&](int id) -> uint64_t {
-      const uint32_t k = key(id);
-      return k == prefix && cut.keeps(k, id) ? mass(id) : 0;
+    const auto tie = [&](float v, int id) -> uint64_t {
+      const uint32_t k = ordered_key(v);
+      return k == prefix && cut.keeps(k, id) ? mass(v, id) : 0;
     };
-    result.limit = first_beyond(s, vocab, tie, [=](uint64_t) { return wanted - 1; }) + 1;
+    result.limit = first_beyond(s, l, vocab, tie, [=](uint64_t) { return wanted - 1; }) + 1;
   }
   return result;
 }
@@ -246,34 +270,31 @@ struct Request {
 
 LATENTD_DEVICE int draw_token(Scratch& s, const float* l, int vocab, float top, const Request& r) {
   const float inverse = __frcp_rn(r.temperature);
-  const auto key = [=](int id) { return ordered_key(l[id]); };
-  const auto weight_of = [=](float v) -> uint64_t {
+  const auto weight = [=](float v, int) -> uint64_t {
     if (v == top) return 1ull << 40;
     const float w = expf((v - top) * inverse) * kWeightOne;
     return isnan(w) ? 0 : __float2ull_rn(w);
   };
-  const auto weight = [=](int id) { return weight_of(l[id]); };
   Cut cut{0, vocab};
   if (r.top_k > 0 && r.top_k < vocab) {
-    const auto one = [=](int id) -> uint64_t { return isnan(l[id]) ? 0 : 1; };
-    cut = select(s, vocab, cut, key, one, [=](uint64_t) { return static_cast<uint64_t>(r.top_k); });
+    const auto one = [](float v, int) -> uint64_t { return isnan(v) ? 0 : 1; };
+    cut = select(s, l, vocab, cut, one, [=](uint64_t) { return static_cast<uint64_t>(r.top_k); });
   }
   if (r.top_p < 1.0f) {
     const uint64_t share = static_cast<uint64_t>(static_cast<double>(fmaxf(r.top_p, 0.0f)) * 4294967296.0);
-    cut = select(s, vocab, cut, key, weight, [=](uint64_t total) {
+    cut = select(s, l, vocab, cut, weight, [=](uint64_t total) {
       const uint64_t mass = __umul64hi(total, share << 32);
       return mass > 0 ? mass : 1ull;
     });
   }
   const uint64_t least =
       r.min_p > 0.0f ? static_cast<uint64_t>(static_cast<double>(fminf(r.min_p, 1.0f)) * 1099511627776.0) : 0;
-  const auto kept = [=](int id) -> uint64_t {
-    const float v = l[id];
+  const auto kept = [=](float v, int id) -> uint64_t {
     if (!cut.keeps(ordered_key(v), id)) return 0;
-    const uint64_t w = weight_of(v);
+    const uint64_t w = weight(v, id);
     return w >= least ? w : 0;
   };
-  return first_beyond(s, vocab, kept, [=](uint64_t total) { return __umul64hi(total, r.bits); });
+  return first_beyond(s, l, vocab, kept, [=](uint64_t total) { return __umul64hi(total, r.bits); });
 }
 
 // kernel sample_choose: the token of each row, greedy or drawn, and its log-probability.

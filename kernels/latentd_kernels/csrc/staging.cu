@@ -97,10 +97,15 @@ extern "C" __global__ void __launch_bounds__(kStageThreads)
   const int2 counts = *entry.counts();
   int* const words[] = {token_ids, slot_idx, context_len, top_k, temperature, top_p, min_p};
   for (int row = threadIdx.x; row < rows; row += kStageThreads) {
+    // All loads before the first store: every load is a trip over the bus, and they travel together.
+    int value[7];
 #pragma unroll
-    for (int f = 0; f < 7; f++) words[f][row] = entry.word(f)[row];
-    kv_row[row] = entry.kv_row()[row];
-    seed[row] = entry.seed()[row];
+    for (int f = 0; f < 7; f++) value[f] = entry.word(f)[row];
+    const long long target = entry.kv_row()[row], key = entry.seed()[row];
+#pragma unroll
+    for (int f = 0; f < 7; f++) words[f][row] = value[f];
+    kv_row[row] = target;
+    seed[row] = key;
   }
   const int num_updates = min(counts.x, static_cast<int>(update_capacity));
   const int num_zeros = min(counts.y, static_cast<int>(zero_capacity));
