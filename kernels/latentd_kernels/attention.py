@@ -1,7 +1,7 @@
 """Launches of the attention kernels, and the size of the workspace between attend and expand.
 
-It chooses grids and kernel forms by shape. None of that enters the arithmetic: a row has the same
-bits in every form and grid.
+It chooses grids by the batch, which do not enter the arithmetic, and kernel forms by the model and
+the GPU: a row has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from latentd_kernels.function import Argument
     from latentd_kernels.ops import Numerics, Rope
 
-NARROW_SMEM: Final = 97_152
-"""Shared memory of a CTA that serves 16 heads: sizeof(Smem<1, 2>) in csrc/attention.cuh."""
-WIDE_SMEM: Final = 155_904
-"""The same for 32 heads, sizeof(Smem<2, 3>): more than sm_86, sm_89 and sm_120 have."""
-WIDE_MIN_ROWS: Final = 4
-"""Rows from which 32 heads a CTA pay; below, more CTAs are worth more than fewer page reads."""
+NARROW_SMEM: Final = 93_056
+"""Shared memory of a CTA that serves 16 heads, sizeof(Narrow::Smem) in csrc/attention.cu."""
+WIDE_SMEM: Final = 219_392
+"""The same for 32 heads, sizeof(Wide::Smem): only sm_90 and sm_100 have that much."""
 
 
 def workspace_items(rows: int, max_ctx: int) -> int:
@@ -61,12 +59,15 @@ def allocate_workspace(
 
 
 def expand_form(rows: int, heads: int, v_dim: int, sm_count: int) -> tuple[int, int]:
-    """(threads, rows) of an expand CTA. Few, large CTAs read each partial result once; they are
-    made smaller until every SM has one, or there is nothing left to divide."""
-    for threads, cta_rows in ((512, 8), (512, 4), (512, 2), (512, 1), (256, 2), (256, 1)):
-        if v_dim * 4 // threads * heads * -(-rows // cta_rows) >= sm_count:
-            return threads, cta_rows
-    return 128, 1
+    """(threads, rows) of an expand CTA: the fewest rows with which all CTAs run at once (an SM
+    holds 16 of these warps, a warp serves 8 values of v), at most 16. A row keeps 256 threads busy
+    while its splits are combined."""
+    for cta_rows in (1, 2, 4, 8):
+        if v_dim // 8 * heads * -(-rows // cta_rows) <= 16 * sm_count:
+            break
+    else:
+        cta_rows = 16
+    return (256 if cta_rows == 1 else 512), cta_rows
 
 
 class AttentionLaunches(Launcher):
@@ -102,7 +103,7 @@ class AttentionLaunches(Launcher):
             args: list[Argument] = [q[first:], c_int64(stride), kv_b, *_rope_args(rope)]
             args += [self.inputs.context_len[first:], out[first:], c_int32(num), c_int32(v_dim)]
             smem = 2 * nope_dim * (64 + -(-num // 16) * 16)
-            grid = (LATENT_DIM // 64 + 1, heads, 1)
+            grid = (LATENT_DIM // 64 + -(-num // 16), heads, 1)
             self.library.launch(
                 f"absorb_{nope_dim}", grid, 128, args, stream=self.stream, smem=smem
             )
@@ -163,11 +164,12 @@ class AttentionLaunches(Launcher):
 
     def _attend_form(self, rows: int, heads: int, max_pages: int) -> tuple[str, int, int]:
         """Kernel form, its shared memory and the number of CTAs: as many as can be resident, or
-        as there can be units of work."""
-        is_wide = heads > 16 and rows >= WIDE_MIN_ROWS and self.library.max_smem >= WIDE_SMEM
+        as there can be units of work. The form follows from the model and the GPU alone: the two
+        do not round alike."""
+        is_wide = heads > 16 and self.library.max_smem >= WIDE_SMEM
         form, smem, tile = ("wide", WIDE_SMEM, 32) if is_wide else ("narrow", NARROW_SMEM, 16)
         units = workspace_items(rows, max_pages * PAGE_SIZE) * -(-heads // tile)
-        resident = 1 if is_wide else max(1, self.library.max_smem // (smem + 1024))
+        resident = max(1, self.library.max_smem // (smem + 1024))
         return form, smem, min(units, resident * self.library.sm_count)
 
 

@@ -104,9 +104,7 @@ def test_workspace_bytes_are_those_of_the_allocation() -> None:
         assert workspace_bytes(3, 4096, 20, numerics) == size
 
 
-def test_expand_gives_every_sm_a_cta_where_it_can() -> None:
-    assert expand_form(rows=1, heads=16, v_dim=128, sm_count=132) == (128, 1)
-    assert expand_form(rows=64, heads=96, v_dim=128, sm_count=132) == (512, 8)
-    for rows in (1, 8, 64):
-        threads, cta_rows = expand_form(rows, 128, 128, 132)
-        assert 128 * (512 // threads) * -(-rows // cta_rows) >= 132 or threads == 128
+def test_expand_takes_more_rows_a_cta_only_when_the_ctas_do_not_fit_at_once() -> None:
+    assert expand_form(rows=1, heads=16, v_dim=128, sm_count=132) == (256, 1)
+    assert expand_form(rows=16, heads=16, v_dim=128, sm_count=132) == (512, 2)
+    assert expand_form(rows=64, heads=96, v_dim=128, sm_count=132) == (512, 16)

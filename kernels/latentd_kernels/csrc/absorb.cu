@@ -8,7 +8,8 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kCtaCols = 64;                        // 16 columns a warp
-constexpr int kLatentCtas = kLatentDim / kCtaCols;  // CTA kLatentCtas of a head turns the rope half
+constexpr int kLatentCtas = kLatentDim / kCtaCols;  // of a head; the CTAs after them turn the rope half
+constexpr int kRopeRows = 16;                       // rows that such a CTA turns
 
 struct Args {
   const bf16* q;  // [rows, q_stride]: per head nope values, then 64 of the rope half
@@ -86,10 +87,12 @@ LATENTD_DEVICE void absorb(const Args& args) {
   const int64_t out_stride = static_cast<int64_t>(gridDim.y) * kRowDim;
   bf16* out = args.out + head * kRowDim;
 
-  if (blockIdx.x == kLatentCtas) {
+  if (blockIdx.x >= kLatentCtas) {
     pdl_wait();
-    for (int i = threadIdx.x; i < args.rows * kRopePairs; i += kThreads) {
-      const int row = i / kRopePairs;
+    const int row0 = (blockIdx.x - kLatentCtas) * kRopeRows;
+    const int num_pairs = min(kRopeRows, args.rows - row0) * kRopePairs;
+    for (int i = threadIdx.x; i < num_pairs; i += kThreads) {
+      const int row = row0 + i / kRopePairs;
       rotate_pair(args.q + row * args.q_stride + head * (kNope + kRopeDim) + kNope, out + row * out_stride + kLatentDim,
                   i % kRopePairs, args.context_len[row] - 1, args.inv_freq, args.magnitude, args.interleaved != 0);
     }
@@ -121,6 +124,6 @@ LATENTD_DEVICE void absorb(const Args& args) {
 // shapes: q [rows, heads * (nope + 64)] bf16 (row stride free, a multiple of 8), kv_b [heads * (nope + v), 512] bf16,
 //   out [rows, heads, 576] bf16; at most 128 rows; nope is the number in the name.
 // rounds: f32 sums over nope in steps of 16, ascending, landed once; sine, cosine and rotation in f32, landed once.
-// launch: grid (9, heads, 1), 128 threads, 128 * nope + 2 * nope * rows rounded up to 16 bytes.
+// launch: grid (8 + rows / 16 rounded up, heads, 1), 128 threads, 2 * nope * (64 + rows rounded up to 16) bytes.
 LATENTD_ABSORB(absorb_128, 128)
 LATENTD_ABSORB(absorb_192, 192)

@@ -1,13 +1,13 @@
 // expand: o[h] = W_UV[h] o_lat[h], where o_lat is first combined from the splits of a row.
 //
-// One CTA serves one head, a few rows (at most 8; they are M of the product, padded to 16) and 8
-// values of v per warp. A warp's share of W_UV stays in its registers and is on the way before the wait for attend. The
-// launcher chooses rows per CTA and warps per CTA freely: neither enters the arithmetic of a row.
+// One CTA serves one head, up to 16 rows (they are M of the product) and 8 values of v per warp. A warp's share of W_UV
+// stays in its registers and is on the way before the wait for attend. The launcher chooses rows per CTA and warps per
+// CTA freely: neither enters the arithmetic of a row.
 #include "splits.cuh"
 
 namespace {
 
-constexpr int kMaxCtaRows = 8;
+constexpr int kMaxCtaRows = 16;
 constexpr int kLatentStride = kLatentDim + 32;  // bf16; two neighbouring rows fill all banks with one 16-byte read
 constexpr int kWeightWords = kLatentDim / 32;   // 16-byte words of one row of W_UV that a lane holds
 constexpr int kSplitLanes = 4;                  // splits s, s + 4, s + 8, ... are added by one lane each
@@ -159,17 +159,20 @@ LATENTD_DEVICE void expand(const Args& args) {
   const int r = lane / 4;
 #pragma unroll
   for (int j = 0; j < kWeightWords; ++j) {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (r < num_rows) x = *reinterpret_cast<const uint4*>(&smem.latent[r][32 * j + lane % 4 * 8]);
-    const uint32_t first[4] = {x.x, 0, x.y, 0};  // rows 8 to 15 of the tile are zero
-    const uint32_t second[4] = {x.z, 0, x.w, 0};
+    const int column = 32 * j + lane % 4 * 8;
+    uint4 low = make_uint4(0, 0, 0, 0);
+    uint4 high = make_uint4(0, 0, 0, 0);
+    if (r < num_rows) low = *reinterpret_cast<const uint4*>(&smem.latent[r][column]);
+    if (r + 8 < num_rows) high = *reinterpret_cast<const uint4*>(&smem.latent[r + 8][column]);
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+    const uint32_t second[4] = {low.z, high.z, low.w, high.w};
     mma_16816(sums, first, w[j].x, w[j].y);
     mma_16816(sums, second, w[j].z, w[j].w);
   }
-  if (r < num_rows) {
-    bf16* dst = args.out + (static_cast<int64_t>(row0 + r) * heads + head) * args.v_dim + v0 + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(dst) = pack_bf16(sums[0], sums[1]);
-  }
+  bf16* dst = args.out + (static_cast<int64_t>(row0 + r) * heads + head) * args.v_dim + v0 + lane % 4 * 2;
+  const int64_t eight_rows = static_cast<int64_t>(8 * heads) * args.v_dim;
+  if (r < num_rows) *reinterpret_cast<uint32_t*>(dst) = pack_bf16(sums[0], sums[1]);
+  if (r + 8 < num_rows) *reinterpret_cast<uint32_t*>(dst + eight_rows) = pack_bf16(sums[2], sums[3]);
 }
 
 }  // namespace
@@ -184,7 +187,7 @@ LATENTD_DEVICE void expand(const Args& args) {
 
 // kernel expand_f32: combines the splits of each row and multiplies with W_UV, f32 mode.
 // shapes: partial_o [items, heads, 512] bf16, partial_ml [items, heads, 2] float32, kv_b [heads * (nope + v), 512]
-//   bf16, out [rows, heads * v] bf16; v a multiple of 8 values times the warps of a CTA; at most 8 rows a CTA.
+//   bf16, out [rows, heads * v] bf16; v a multiple of 8 values times the warps of a CTA; at most 16 rows a CTA.
 // rounds: weights l exp(m - M) in f32; o_lat = sum of w o / sum of w in f32, four lanes of every fourth split
 // ascending,
 //   then (0 + 1) + (2 + 3), landed; f32 sums over 512 columns, landed.
