@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from latentd_client.errors import ProtocolError
+from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.results import Step
 
 if TYPE_CHECKING:
     from latentd_client._exchange import Call, Pending, Reply
+    from latentd_client.results import Sampling
 
 
 class StreamReader:
     """One stream. `window` tokens may be on their way or unread; the daemon is granted more when
-    half of them are consumed. `end` is None while it runs; `context_len` is the slot's length at
-    the daemon as of the last frame."""
+    half of them are consumed. `left` steps are to be asked for; `call` is None before the request
+    is sent. `end` is None while it runs; `context_len` is the slot's length at the daemon as of
+    the last frame."""
 
-    def __init__(self, window: int, timeout_s: float | None) -> None:
+    def __init__(self, window: int, max_steps: int, stop: list[int]) -> None:
         self.window = window
-        self.timeout_s = timeout_s
+        self.left = max_steps
+        self.stop = stop
+        self.timeout_s: float | None = None
+        self.sampling: Sampling | None = None
         self.call: Call | None = None
         self.ready: deque[Step] = deque()
         self.end: str | None = None
@@ -32,6 +37,25 @@ class StreamReader:
         if self.call is None or self.call.pending is None:
             raise ProtocolError("the stream was not sent")
         return self.call.pending
+
+    def push(self, step: Step) -> None:
+        """Take over a step that was made before the request; it may be the only one."""
+        self.ready.append(step)
+        self.left -= 1
+        self.context_len = step.context_len
+        if step.token in self.stop:
+            self.end = "stop"
+        elif not self.left:
+            self.end = "max_steps"
+
+    def check_end(self) -> None:
+        """Raise RequestRejected when the stream ended before its time."""
+        if self.end in ("context_full", "no_pages", "cancelled", "draining"):
+            raise RequestRejected(
+                self.end, f"the stream ended at length {self.context_len}: {self.end}"
+            )
+        if self.end == "closed":
+            raise RequestRejected("epoch_gone", "the stream ended: its slot was closed")
 
     def take(self, reply: Reply) -> None:
         """Take one frame over. Raises ProtocolError when it lacks a field."""
@@ -52,7 +76,7 @@ class StreamReader:
     def consume(self) -> int:
         """One step was handed out; returns how many tokens to grant now, mostly 0."""
         self._consumed += 1
-        if self.end is not None or self._consumed * 2 < self.window:
+        if self.end is not None or self.call is None or self._consumed * 2 < self.window:
             return 0
         grant, self._consumed = self._consumed, 0
         return grant

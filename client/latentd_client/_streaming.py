@@ -25,41 +25,43 @@ def stream(
     calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int], credit: int | None,
     sampling: Sampling | None, timeout_s: float | None,
 ) -> Script[StreamReader]:  # fmt: skip
-    """Start a stream on a slot; its first frame has arrived."""
+    """Start a stream on a slot."""
     yield from settle(calls, slot)
     assert calls.info is not None
     window = min(calls.info.credits, 64) if credit is None else credit
-    reader = StreamReader(window, timeout_s)
-    stop_ids = sorted({int(token) for token in stop})
+    reader = StreamReader(window, max_steps, sorted({int(token) for token in stop}))
+    reader.timeout_s = timeout_s
+    reader.sampling = sampling
     if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
-        step = yield from calls.step(slot, None, False, sampling, timeout_s)
-        reader.ready.append(step)
-        max_steps -= 1
-        if max_steps == 0 or step.token in stop_ids:
-            reader.end = "stop" if step.token in stop_ids else "max_steps"
-            reader.context_len = step.context_len
-            return reader
+        reader.push((yield from calls.step(slot, None, False, sampling, timeout_s)))
+    else:
+        yield from _start(calls, slot, reader)
+    return reader
+
+
+def _start(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
+    """Send the stream's request and take its first frame."""
     fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
-    fields |= {"max_steps": max_steps, "stop": stop_ids, "credit": window}
-    fields["deadline_s"] = calls.timeout_s if timeout_s is None else timeout_s
-    if sampling is not None:
-        fields["sampling"] = sampling.to_wire()
-    call = Call("stream", fields, (), timeout_s, is_kept=True)
-    reader.call = call
+    fields |= {"max_steps": reader.left, "stop": reader.stop, "credit": reader.window}
+    fields["deadline_s"] = calls.timeout_s if reader.timeout_s is None else reader.timeout_s
+    if reader.sampling is not None:
+        fields["sampling"] = reader.sampling.to_wire()
+    reader.call = Call("stream", fields, (), reader.timeout_s, is_kept=True)
     slot._reader = reader
     try:
-        reply = yield call
+        reply = yield reader.call
     except RequestRejected:
         slot._reader = None
         raise
     reader.take(reply)
-    return reader
 
 
 def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
     """The next step of a stream, None at its end."""
-    if slot._reader is not reader and not reader.ready:
-        return None  # another call on the slot has ended it
+    if not reader.ready and reader.end is None and reader.call is None:
+        yield from _start(calls, slot, reader)
+    if not reader.ready and slot._reader is not reader:
+        return None  # it ended with its first step, or another call on the slot has ended it
     while not reader.ready and reader.end is None:
         try:
             reader.take((yield reader.pending))
@@ -68,6 +70,7 @@ def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[St
             raise
     if not reader.ready:
         slot._reader = None
+        reader.check_end()
         return None
     step = slot.advance(reader.ready.popleft())
     grant = reader.consume()

@@ -43,6 +43,8 @@ class Slot(BaseSlot):
         """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
         (64). Ends after a token of `stop`, which is yielded and not appended.
 
+        A stream that ends for another reason raises RequestRejected after its last step, with the
+        code a step would meet: context_full, no_pages, draining, cancelled, epoch_gone.
         Leave the loop whenever you like: the slot then stands where the last step yielded it.
         `timeout_s` is the longest wait for one step. Raises like `step`.
         """

@@ -158,6 +158,30 @@ def test_a_stream_left_early_leaves_the_slot_at_the_last_step_read(
         assert [step.token for step in slot.stream(10)] == [s.token for s in singles[8:18]]
 
 
+def test_a_stream_that_fills_the_context_says_so_after_its_last_step(
+    connect: Connect, endpoint: str
+) -> None:
+    with serving(endpoint, FakeEngine(max_ctx=100)), connect(endpoint) as client:
+        slot = client.open(list(range(90)))
+        steps = []
+        with pytest.raises(RequestRejected) as refused:  # noqa: PT012
+            for step in slot.stream(50):
+                steps.append(step)
+        assert refused.value.code == "context_full"
+        assert [step.context_len for step in steps] == list(range(91, 101))
+
+
+def test_a_stream_after_a_stream_left_early_counts_its_steps(
+    connect: Connect, running: Running
+) -> None:
+    with connect(running.endpoint) as client:
+        for max_steps in (1, 2, 5):
+            slot = client.open([1, 2])
+            next(slot.stream(500))
+            steps = list(slot.stream(max_steps))
+            assert [step.context_len for step in steps] == list(range(4, 4 + max_steps))
+
+
 def test_truncate_takes_tokens_back(connect: Connect, running: Running) -> None:
     with connect(running.endpoint) as client:
         slot = client.open([1, 2, 3])
