@@ -9,9 +9,9 @@
 // Two barriers a tile suffice: partials are read between them, probs only after the second one, and no warp reaches
 // the writes of the next tile before all have passed.
 //
-// Work is a list of units, (item, head group); an item is one split of one row. Units are dealt round robin to a grid
-// whose size was fixed at capture. Neither the grid nor the other heads enter the arithmetic of a head.
-#include "attention.cuh"
+// Work is a list of units, (head group, item); an item is one split of one row. Each CTA takes an equal run of them;
+// the grid was fixed at capture. Neither the grid nor the other heads enter the arithmetic of a head.
+#include "softmax.cuh"
 
 namespace {
 
@@ -92,106 +92,6 @@ LATENTD_DEVICE void score_tile(typename F::Smem& smem, const Query<F::kTiles>& q
   }
 }
 
-// Reductions over the 16 lanes that share a head.
-LATENTD_DEVICE float head_max(float v) {
-#pragma unroll
-  for (int d = 8; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
-  return v;
-}
-LATENTD_DEVICE float head_sum(float v) {
-#pragma unroll
-  for (int d = 8; d > 0; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, d));
-  return v;
-}
-
-// Running softmax of the heads that a thread helps with: head tid / 16 of each 16, tokens 32 i + 2 (tid % 16) + {0, 1}
-// of every tile. `sum` is over those tokens only; the 16 threads of a head add theirs when the split is done.
-template <int kTiles>
-struct Softmax {
-  float maximum[kTiles];
-  float sum[kTiles];
-};
-
-// The whole row's maximum and sum, for the second pass of the landed chain: folded from the ml of all its splits.
-LATENTD_DEVICE void fold_row(const float2* ml, int num_splits, int heads, int head, float& maximum, float& sum) {
-  const int lane = threadIdx.x % 16;
-  float m = kLowest;
-  float l = 0.0f;
-  if (head < heads) {
-    for (int s = lane; s < num_splits; s += 16) m = fmaxf(m, ml[s * heads + head].x);
-  }
-  maximum = head_max(m);
-  if (head < heads) {
-    for (int s = lane; s < num_splits; s += 16) {
-      const float2 v = ml[s * heads + head];
-      l = fmaf(v.y, expf(v.x - maximum), l);
-    }
-  }
-  sum = head_sum(l);
-}
-
-// p lands in bf16, so in f32 mode the fast exponential (2^-21 relative for the differences that matter) changes
-// nothing that is seen; the landed chain is certified with the accurate one.
-template <Mode kMode>
-LATENTD_DEVICE float exponential(float x) {
-  return kMode == Mode::kF32 ? __expf(x) : expf(x);
-}
-
-// A score from the f32 dot: scaled, and in the landed chain landed before and after.
-template <Mode kMode>
-LATENTD_DEVICE float scaled(float dot, float scale) {
-  return kMode == Mode::kF32 ? __fmul_rn(dot, scale) : land(__fmul_rn(land(dot), scale));
-}
-
-// Scores of one tile of one head, from partials to probs. num_tokens counts from the tile's start to the split's end.
-template <typename F, Mode kMode>
-LATENTD_DEVICE void softmax_head(typename F::Smem& smem, int head, float& maximum, float& sum, float scale,
-                                 int num_tokens) {
-  constexpr int kPairs = F::kTokens / 32;
-  const int first = threadIdx.x % 16 * 2;
-  float2 s[kPairs];
-  float highest = kLowest;
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int token = 32 * i + first;
-    float2 dot = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float2 part = *reinterpret_cast<const float2*>(&smem.partials[w][head][token ^ (head % 4 * 8)]);
-      dot.x = __fadd_rn(dot.x, part.x);
-      dot.y = __fadd_rn(dot.y, part.y);
-    }
-    s[i].x = token < num_tokens ? scaled<kMode>(dot.x, scale) : kLowest;
-    s[i].y = token + 1 < num_tokens ? scaled<kMode>(dot.y, scale) : kLowest;
-    highest = fmaxf(highest, fmaxf(s[i].x, s[i].y));
-  }
-  if (kMode != Mode::kLandedOutput) {
-    const float before = maximum;
-    maximum = fmaxf(maximum, head_max(highest));
-    const float rescale = exponential<kMode>(before - maximum);  // 0 in the first tile
-    sum = __fmul_rn(sum, rescale);
-    if (threadIdx.x % 16 == 0) smem.rescale[head] = rescale;
-  }
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    float p0 = exponential<kMode>(s[i].x - maximum);
-    float p1 = exponential<kMode>(s[i].y - maximum);
-    if (kMode == Mode::kLandedOutput) {
-      p0 = __fdiv_rn(p0, sum);
-      p1 = __fdiv_rn(p1, sum);
-    } else {
-      sum = __fadd_rn(sum, __fadd_rn(p0, p1));
-    }
-    if (kMode != Mode::kLandedSums) {
-      *reinterpret_cast<uint32_t*>(&smem.probs[head][32 * i + first]) = pack_bf16(p0, p1);
-    }
-  }
-  if (kMode != Mode::kLandedOutput && num_tokens <= F::kTokens) {  // the split's last tile
-    sum = head_sum(sum);
-    if (threadIdx.x % 16 == 0) smem.inverse[head] = __fdiv_rn(1.0f, sum);
-  }
-}
-
 // output += probs x this warp's 64 columns of the tile.
 template <typename F, Mode kMode>
 LATENTD_DEVICE void output_tile(const typename F::Smem& smem, float (&output)[F::kTiles][kWarpCols / 8][4],
@@ -241,6 +141,11 @@ LATENTD_DEVICE void store_output(const typename F::Smem& smem, const float (&out
                                  const Args& args, const Unit& u) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  float inverses[2 * F::kTiles];  // all before the first store, which the compiler may not move a load across
+#pragma unroll
+  for (int i = 0; i < 2 * F::kTiles; ++i) {
+    inverses[i] = kMode == Mode::kF32 ? smem.inverse[8 * i + lane / 4] : 1.0f;
+  }
 #pragma unroll
   for (int t = 0; t < F::kTiles; ++t) {
 #pragma unroll
@@ -250,7 +155,7 @@ LATENTD_DEVICE void store_output(const typename F::Smem& smem, const float (&out
       if (head >= args.heads) continue;
       const int64_t first =
           (static_cast<int64_t>(u.item) * args.heads + head) * kLatentDim + warp * kWarpCols + lane % 4 * 2;
-      const float inverse = kMode == Mode::kF32 ? smem.inverse[head_in_group] : 1.0f;
+      const float inverse = inverses[2 * t + high];
 #pragma unroll
       for (int n = 0; n < kWarpCols / 8; ++n) {
         const float x = output[t][n][2 * high];
@@ -270,14 +175,12 @@ LATENTD_DEVICE void store_output(const typename F::Smem& smem, const float (&out
 // One unit from its first tile to its partial results. `stage` is where the warp's next tile arrives.
 template <typename F, Mode kMode>
 LATENTD_DEVICE void attend_unit(typename F::Smem& smem, Loader<F>& loader, uint32_t& stage, const Args& args,
-                                const Unit& u) {
+                                const Unit& u, const Query<F::kTiles>& query) {
   const uint32_t first_stage = smem_u32(smem.stages[0][threadIdx.x / 32]);
   const int head0 = u.group * F::kHeads;
   const int own_head = threadIdx.x / 16;  // of every 16, in the softmax
   float2* ml = reinterpret_cast<float2*>(args.partial_ml) + static_cast<int64_t>(u.item) * args.heads;
 
-  Query<F::kTiles> query;
-  load_query(query, args.q_abs + static_cast<int64_t>(u.row) * args.heads * kRowDim, head0, args.heads);
   Softmax<F::kTiles> softmax;
 #pragma unroll
   for (int t = 0; t < F::kTiles; ++t) {
@@ -296,11 +199,7 @@ LATENTD_DEVICE void attend_unit(typename F::Smem& smem, Loader<F>& loader, uint3
     __syncwarp();  // the other lanes' copies too
     score_tile<F>(smem, query, stage);
     __syncthreads();
-#pragma unroll
-    for (int t = 0; t < F::kTiles; ++t) {
-      softmax_head<F, kMode>(smem, 16 * t + own_head, softmax.maximum[t], softmax.sum[t], args.scale,
-                             u.end_token - token);
-    }
+    softmax_tile<F, kMode>(smem, softmax, args.scale, u.end_token - token);
     __syncthreads();
     if (kMode != Mode::kLandedSums) output_tile<F, kMode>(smem, output, stage);
     __syncwarp();  // all lanes have read the stage
@@ -327,14 +226,27 @@ LATENTD_DEVICE void attend(const Args& args) {
   pdl_wait();
   read_rows(smem, args);
 
-  const int num_groups = (args.heads + F::kHeads - 1) / F::kHeads;
-  const int num_units = smem.split_end[args.rows - 1] * num_groups;
-  Loader<F> loader(smem, args, num_groups, num_units);
+  const int num_items = smem.split_end[args.rows - 1];
+  const int64_t num_units = static_cast<int64_t>(num_items) * ((args.heads + F::kHeads - 1) / F::kHeads);
+  const int first_unit = num_units * blockIdx.x / gridDim.x;
+  const int end_unit = num_units * (blockIdx.x + 1) / gridDim.x;
+  Loader<F> loader(smem, args, num_items, first_unit, end_unit);
   uint32_t stage = smem_u32(smem.stages[0][threadIdx.x / 32]);
 #pragma unroll
   for (int i = 0; i < F::kStages; ++i) loader.next(stage + i * F::kStageBytes);
-  for (int unit = blockIdx.x; unit < num_units; unit += gridDim.x) {
-    attend_unit<F, kMode>(smem, loader, stage, args, locate(smem, unit, num_groups));
+
+  Query<F::kTiles> query;
+  int query_row = -1;  // whose query is loaded
+  int query_group = -1;
+  for (int unit = first_unit; unit < end_unit; ++unit) {
+    const Unit u = locate(smem, unit, num_items);
+    if (u.row != query_row || u.group != query_group) {
+      const bf16* q = args.q_abs + static_cast<int64_t>(u.row) * args.heads * kRowDim;
+      load_query(query, q, u.group * F::kHeads, args.heads);
+      query_row = u.row;
+      query_group = u.group;
+    }
+    attend_unit<F, kMode>(smem, loader, stage, args, u, query);
   }
   copy_wait<0>();
 }

@@ -75,12 +75,13 @@ struct Unit {
   int end_token;  // end of the split or of the context, whichever comes first
 };
 
+// Units are numbered by head group, then item: neighbours are splits of one row and share its query.
 template <typename Smem>
-LATENTD_DEVICE Unit locate(const Smem& smem, int unit, int num_groups) {
+LATENTD_DEVICE Unit locate(const Smem& smem, int unit, int num_items) {
   const int lane = threadIdx.x % 32;
   Unit u;
-  u.item = unit / num_groups;
-  u.group = unit - u.item * num_groups;
+  u.group = unit / num_items;
+  u.item = unit - u.group * num_items;
   // The row is the number of rows whose splits all come before this item; empty rows count as well.
   u.row = 0;
 #pragma unroll
@@ -99,8 +100,8 @@ LATENTD_DEVICE Unit locate(const Smem& smem, int unit, int num_groups) {
 template <typename F>
 class Loader {
  public:
-  LATENTD_DEVICE Loader(const typename F::Smem& smem, const Args& args, int num_groups, int num_units)
-      : smem_(smem), args_(args), num_groups_(num_groups), num_units_(num_units), unit_(blockIdx.x) {
+  LATENTD_DEVICE Loader(const typename F::Smem& smem, const Args& args, int num_items, int first_unit, int end_unit)
+      : smem_(smem), args_(args), num_items_(num_items), end_unit_(end_unit), unit_(first_unit) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     // Latent: 8 chunks of 16 bytes a token, 4 tokens at a time; chunk c of token t lies at c ^ (t % 8), so that
@@ -109,18 +110,18 @@ class Loader {
     latent_dst_ = lane / 8 * 128 + ((lane % 8) ^ (lane / 8)) * 16;
     rope_src_ = lane * kRowDim + kLatentDim + warp * kRopeCols;
     rope_dst_ = F::kLatentBytes + lane * kRopeCols * 2;
-    if (unit_ < num_units_) enter();
+    if (unit_ < end_unit_) enter();
   }
 
   // Starts the copy of the next tile, if there is one, to the warp's part of a stage. Always commits a group, so that
   // counting groups counts tiles.
   LATENTD_DEVICE void next(uint32_t stage) {
-    if (unit_ < num_units_) {
+    if (unit_ < end_unit_) {
       copy_tile(stage);
       token_ += F::kTokens;
       if (token_ >= end_token_) {
-        unit_ += gridDim.x;
-        if (unit_ < num_units_) enter();
+        ++unit_;
+        if (unit_ < end_unit_) enter();
       }
     }
     copy_commit();
@@ -128,7 +129,7 @@ class Loader {
 
  private:
   LATENTD_DEVICE void enter() {
-    const Unit u = locate(smem_, unit_, num_groups_);
+    const Unit u = locate(smem_, unit_, num_items_);
     row_ = u.row;
     token_ = u.first_token;
     end_token_ = u.end_token;
@@ -173,8 +174,8 @@ class Loader {
 
   const typename F::Smem& smem_;
   const Args& args_;
-  const int num_groups_;
-  const int num_units_;
+  const int num_items_;
+  const int end_unit_;
   int latent_src_;
   int latent_dst_;
   int rope_src_;

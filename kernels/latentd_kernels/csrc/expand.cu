@@ -47,42 +47,49 @@ LATENTD_DEVICE void weigh_splits(const float2* ml, int num_splits, int heads, fl
   if (lane == 0) *inverse = num_splits > 0 ? __fdiv_rn(1.0f, sum) : 0.0f;
 }
 
-// Eight neighbouring columns of one split's partial result.
-LATENTD_DEVICE void load_partial(const bf16* src, float (&v)[8]) {
-  const uint4 word = *reinterpret_cast<const uint4*>(src);
-  const uint32_t pairs[4] = {word.x, word.y, word.z, word.w};
+// Eight neighbouring columns of one split's partial result, as they lie in memory.
+template <typename Partial>
+struct Octet {
+  static constexpr int kWords = sizeof(Partial) / 2;
+  uint4 words[kWords];
+};
+LATENTD_DEVICE void add_octet(const Octet<bf16>& octet, float weight, float (&sums)[8]) {
+  const uint32_t* pairs = reinterpret_cast<const uint32_t*>(octet.words);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    v[2 * i] = bf16_lo(pairs[i]);
-    v[2 * i + 1] = bf16_hi(pairs[i]);
+    sums[2 * i] = fmaf(weight, bf16_lo(pairs[i]), sums[2 * i]);
+    sums[2 * i + 1] = fmaf(weight, bf16_hi(pairs[i]), sums[2 * i + 1]);
   }
 }
-LATENTD_DEVICE void load_partial(const float* src, float (&v)[8]) {
-  const float4 low = reinterpret_cast<const float4*>(src)[0];
-  const float4 high = reinterpret_cast<const float4*>(src)[1];
-  const float loaded[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+LATENTD_DEVICE void add_octet(const Octet<float>& octet, float, float (&sums)[8]) {
+  const float* values = reinterpret_cast<const float*>(octet.words);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = loaded[i];
+  for (int i = 0; i < 8; ++i) sums[i] = __fadd_rn(sums[i], values[i]);
 }
 
 // Eight columns of one row: four lanes each add every fourth split in ascending order, then (0 + 1) + (2 + 3).
-// All four end with the sums; an empty row yields zeros.
+// All four end with the sums; an empty row yields zeros. The loads of a batch are all on the way before the first
+// is used: waiting for them is most of this kernel's time.
 template <typename Partial>
 LATENTD_DEVICE void combine(const Partial* partials, int64_t split_stride, int num_splits, const float* weight,
                             float (&sums)[8]) {
+  constexpr int kWords = Octet<Partial>::kWords;
+  constexpr int kBatch = 8 / kWords;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sums[i] = 0.0f;
-#pragma unroll 4
-  for (int s = threadIdx.x % kSplitLanes; s < num_splits; s += kSplitLanes) {
-    float v[8];
-    load_partial(partials + s * split_stride, v);
-    if (sizeof(Partial) == 2) {
-      const float w = weight[s];
+  for (int first = threadIdx.x % kSplitLanes; first < num_splits; first += kSplitLanes * kBatch) {
+    Octet<Partial> batch[kBatch];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sums[i] = fmaf(w, v[i], sums[i]);
-    } else {
+    for (int b = 0; b < kBatch; ++b) {
+      const int s = first + b * kSplitLanes;
+      const uint4* src = reinterpret_cast<const uint4*>(partials + s * split_stride);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sums[i] = __fadd_rn(sums[i], v[i]);
+      for (int i = 0; i < kWords; ++i) batch[b].words[i] = s < num_splits ? src[i] : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int s = first + b * kSplitLanes;
+      if (s < num_splits) add_octet(batch[b], kWords == 1 ? weight[s] : 1.0f, sums);
     }
   }
 #pragma unroll
