@@ -52,7 +52,7 @@ def pages_per_split(pages: int) -> int:
     """Pages in one split of a row that has `pages` pages: a function of the row's own length only.
 
     1 up to 16 pages, 2 up to 64, 4 up to 1024; above that the smallest power of two that keeps
-    a row within MAX_SPLITS. The device computes the same in `attention.cuh`.
+    a row within MAX_SPLITS. The device computes the same in `splits.cuh`.
     """
     if pages <= 16:
         return 1

@@ -100,6 +100,25 @@ def test_append_is_within_one_ulp_of_the_reference(library: Library, rope: Rope 
     assert bf16_ulps(slabs[0], slabs[1]) <= 1
 
 
+def test_append_past_every_32_bit_offset_writes_the_same_bits(library: Library) -> None:
+    # 24 layers: int32 element offsets wrap at page 2428, uint32 ones at 4855. The slab is never
+    # filled: only the touched page of it is compared.
+    slab = torch.empty(4900, 24, PAGE_SIZE, ROW_DIM, dtype=torch.bfloat16, device=CUDA)
+    kv = torch.randn(2, ROW_DIM, device=CUDA).bfloat16()
+    kv[1] = kv[0]
+    inputs = step_inputs([1, 1], CUDA)
+    inputs.context_len[:2] = 12
+    inputs.kv_row[:2] = torch.tensor([page * 24 * PAGE_SIZE + 11 for page in (1, 4899)])
+    stream = torch.cuda.current_stream().cuda_stream
+    ops = AttentionLaunches(library, inputs, StepRing(LAYOUT, CPU), "f32", stream)
+    slab[1].fill_(3)
+    slab[4899].fill_(3)
+    weight = torch.ones(512, dtype=torch.bfloat16, device=CUDA)
+    ops.append(kv, weight, 1e-6, make_rope(CUDA), slab, 23, 2)
+    assert torch.equal(slab[1], slab[4899])
+    assert not torch.equal(slab[4899, 23, 11], slab[4899, 23, 10])
+
+
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("rows", [1, 8, 17, 100, 130])
 @pytest.mark.parametrize(
