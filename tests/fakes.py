@@ -16,7 +16,7 @@ import numpy as np
 from latentd.engine import Engine
 from latentd.operations import DeviceFault, ModelInfo
 from latentd.pages import PagePool
-from latentd.scheduler import StepOutputs, StepPlan
+from latentd.plans import StepOutputs, StepPlan
 from latentd.slots import SlotTable
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 

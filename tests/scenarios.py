@@ -127,6 +127,6 @@ def slab_bytes(engine: Engine) -> NDArray[np.uint8]:
     """A copy of the slab's bytes on the host."""
     import torch
 
-    from latentd.selftest import slab_of
+    from latentd.selftest_probe import slab_of
 
     return slab_of(engine).view(torch.uint8).cpu().numpy().copy()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd import memory
+from latentd.backend_device import choose_device
 from latentd.backend_steps import CpuBackend, StepRunner
 from latentd.buffers import StepBuffers
 from latentd.checkpoint import inspect, load
@@ -23,7 +24,7 @@ from latentd.pages import PagePool
 from latentd.selftest import run_selftest
 from latentd.slots import SlotTable
 from latentd.startup import StartupReport
-from latentd_kernels import ARITHMETIC_VERSION, driver, manifest
+from latentd_kernels import ARITHMETIC_VERSION, driver
 from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -34,30 +35,6 @@ if TYPE_CHECKING:
     from latentd.model.weights import Weights
     from latentd.options import EngineOptions
     from latentd_kernels.library import Library
-
-
-def choose_device(options: EngineOptions) -> tuple[torch.device, str]:
-    """The device and the reason for it. Raises StartError when the asked one cannot be had."""
-    if options.device == "cpu":
-        return torch.device("cpu"), "asked for"
-    reason = _cuda_refusal(options)
-    if reason is None:
-        return torch.device("cuda", 0), "asked for" if options.device == "cuda" else "a GPU is here"
-    if options.device == "cuda":
-        raise StartError(f"device cuda cannot be used: {reason}")
-    return torch.device("cpu"), reason
-
-
-def _cuda_refusal(options: EngineOptions) -> str | None:
-    if options.dtype == "float32":
-        return "dtype float32 runs on the cpu only"
-    if driver.device_count() == 0:
-        return "no NVIDIA GPU or no driver"
-    if not torch.cuda.is_available():
-        return "this torch is built without CUDA"
-    if not any(manifest.CUBIN_DIR.glob(f"*/{manifest.FILE_NAME}")):
-        return f"no cubins in {manifest.CUBIN_DIR} (python -m latentd_kernels.build makes them)"
-    return None
 
 
 def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engine:

@@ -11,7 +11,7 @@ import torch
 
 from latentd.graphs import Graphs
 from latentd.operations import DeviceFault
-from latentd.scheduler import StepOutputs, StepPlan
+from latentd.plans import StepOutputs, StepPlan
 from latentd_kernels import driver
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from latentd.buffers import stage
 from latentd.model.forward import decode_step, prompt_chunk
-from latentd.scheduler import StepOutputs, StepPlan
+from latentd.plans import StepOutputs, StepPlan
 
 if TYPE_CHECKING:
     import numpy as np

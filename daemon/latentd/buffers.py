@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from latentd.model.config import ModelConfig
     from latentd.options import EngineOptions
-    from latentd.scheduler import StepPlan
+    from latentd.plans import StepPlan
     from latentd_kernels.ops import AttentionWorkspace, StepInputs
     from latentd_kernels.staging import EntryViews
 

@@ -13,7 +13,8 @@ from latentd.engine_admission import Admission
 from latentd.engine_launches import Launches
 from latentd.engine_stats import EngineStats
 from latentd.operations import OpenDone, OpenRequest, SlotState, StepRequest, StreamRequest
-from latentd.scheduler import OpenTask, Scheduler, StreamTask
+from latentd.plans import OpenTask, StreamTask
+from latentd.scheduler import Scheduler
 from latentd.startup import StartupReport
 from latentd_client.errors import RequestRejected
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.operations import Event, ModelInfo, SamplingParams
-    from latentd.scheduler import Backend
+    from latentd.plans import Backend
     from latentd.slots import SlotTable
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.operations import OpenRequest, StepRequest, StreamRequest
-from latentd.scheduler import OpenTask, StepTask, StreamTask
+from latentd.plans import OpenTask, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import num_pages
 

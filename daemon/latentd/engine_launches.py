@@ -12,13 +12,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentd.operations import Failed, OpenDone, StepDone, StreamTokens
-from latentd.scheduler import OpenTask, Scheduler, StepPlan, StepTask, StreamTask
+from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.engine_stats import EngineStats
     from latentd.operations import Event
-    from latentd.scheduler import Backend, StepOutputs
+    from latentd.plans import Backend, StepOutputs
+    from latentd.scheduler import Scheduler
     from latentd.slots import Slot, SlotTable
 
 

@@ -1,104 +1,19 @@
-"""Which rows run next: queued steps, streams and prompts become plans of one launch each.
-
-Plain Python and numpy. A plan holds everything that is staged; how it runs is the backend's
-business (`Backend`).
-"""
+"""Which rows run next: queued steps, streams and prompts become plans of one launch each."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from latentd.operations import OpenRequest, SamplingParams, StepRequest, StreamRequest
-    from latentd.slots import Slot, SlotTable, Update
-
-
-@dataclass(eq=False, slots=True)
-class StepTask:
-    """One admitted step; its page is claimed."""
-
-    request: StepRequest
-    slot: Slot
-    token: int
-    sampling: SamplingParams
-
-
-@dataclass(eq=False, slots=True)
-class StreamTask:
-    """A running stream. `in_flight`: a row of it is launched and not committed."""
-
-    request: StreamRequest
-    slot: Slot
-    sampling: SamplingParams
-    steps: int = 0
-    in_flight: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class OpenTask:
-    """A prompt on its way in; slot.length tells how much of it is committed."""
-
-    request: OpenRequest
-    slot: Slot
-    prompt: NDArray[np.int32]
-    sampling: SamplingParams
-    in_flight: bool = False
-
-
-Task = StepTask | StreamTask | OpenTask
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
-    sampling each, the rows of a prompt chunk share one. `logit_rows` are output rows."""
-
-    rows: int
-    tasks: list[Task]
-    token_ids: Sequence[int] | NDArray[np.int32]
-    slot_idx: Sequence[int] | int
-    context_len: Sequence[int] | NDArray[np.int32]
-    kv_row: Sequence[int] | NDArray[np.int64]
-    sampling: list[SamplingParams]
-    logit_rows: list[int] = field(default_factory=list)
-    is_chunk: bool = False
-    is_last: bool = True  # false for a chunk whose prompt goes on: nothing is sampled
-    updates: list[Update] = field(default_factory=list)
-    zero_pages: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class StepOutputs:
-    """What a completed plan produced, by output row (decode: the row; last chunk: row 0)."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    logits: dict[int, NDArray[np.float32]]
-    device_us: float
-
-
-class Backend(Protocol):
-    """Runs plans on a device, in order. At most two are in flight, and none behind one
-    whose `logit_rows` are still to be read. `eager`: decode plans run without graphs."""
-
-    eager: bool
-
-    def launch(self, plan: StepPlan, bucket: int) -> None:
-        """Stage the plan and start it. `bucket` rows run (the rest is padding)."""
-
-    def wait(self) -> StepOutputs:
-        """Wait for the oldest launch. Raises DeviceFault when the device failed."""
+    from latentd.plans import Task
+    from latentd.slots import SlotTable
 
 
 class Scheduler:

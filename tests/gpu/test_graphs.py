@@ -10,8 +10,8 @@ import pytest
 import scenarios
 from latentd.operations import DeviceFault
 from latentd.options import BUCKETS
-from latentd.scheduler import StepPlan
-from latentd.selftest import slab_of
+from latentd.plans import StepPlan
+from latentd.selftest_probe import slab_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 
 import scenarios
 from latentd.operations import SamplingParams
-from latentd.scheduler import StepPlan
+from latentd.plans import StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import scenarios
-from latentd.backend import choose_device
+from latentd.backend_device import choose_device
 from latentd.options import EngineOptions, SelftestFailed, StartError
-from latentd.selftest import run_selftest, slab_of
+from latentd.selftest import run_selftest
+from latentd.selftest_probe import slab_of
 from latentd_kernels.driver import device_count
 
 if TYPE_CHECKING:

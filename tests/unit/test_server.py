@@ -11,7 +11,7 @@ from gates import Gate, wait_until
 from latentd.control import check_owner
 from latentd.endpoint import EndpointError
 from latentd.operations import DeviceFault
-from latentd.scheduler import StepOutputs
+from latentd.plans import StepOutputs
 from latentd.server import Server, ServerOptions
 from latentd_client import Client, ConnectionLost, Control, RequestRejected
 from serving import Peer, seat, serving
