@@ -3,7 +3,8 @@
 
 constexpr int kEmbedThreads = 256;
 constexpr int kNormThreads = 256;
-constexpr int kNormVectors = 8;  // 8-element vectors a thread keeps: dimensions up to 256 * 8 * 8 = 16384
+constexpr int kPartsTogether = 8;  // parts whose loads are in flight together
+constexpr int kNormVectors = 8;    // 8-element vectors a thread keeps: dimensions up to 256 * 8 * 8 = 16384
 
 struct Vector8 {
   float v[8];
@@ -71,13 +72,23 @@ LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out,
     value[n] = load8(x + i * 8);
     if constexpr (sizeof(Input) == sizeof(float)) {
       if (parts != nullptr) {
-#pragma unroll 4
-        for (int c = 0; c < choices; c++) {
-          const float part_weight = part_weights[c];
-          if (part_weight == 0.0f) continue;  // a padding row's parts were never written
-          const Vector8 part = load8(parts + static_cast<long long>(c) * dim + i * 8);
+        for (int first = 0; first < choices; first += kPartsTogether) {
+          float part_weight[kPartsTogether];
+          Vector8 part[kPartsTogether];
 #pragma unroll
-          for (int j = 0; j < 8; j++) value[n].v[j] = fmaf(part_weight, part.v[j], value[n].v[j]);
+          for (int c = 0; c < kPartsTogether; c++) {
+            part_weight[c] = first + c < choices ? part_weights[first + c] : 0.0f;
+          }
+#pragma unroll
+          for (int c = 0; c < kPartsTogether; c++) {  // a padding row's parts were never written: weight 0, not read
+            if (part_weight[c] != 0.0f) part[c] = load8(parts + static_cast<long long>(first + c) * dim + i * 8);
+          }
+#pragma unroll
+          for (int c = 0; c < kPartsTogether; c++) {
+            if (part_weight[c] == 0.0f) continue;
+#pragma unroll
+            for (int j = 0; j < 8; j++) value[n].v[j] = fmaf(part_weight[c], part[c].v[j], value[n].v[j]);
+          }
         }
         store8(x + i * 8, value[n]);
       }

@@ -6,7 +6,6 @@ constexpr int kMaxTopK = 16;
 constexpr int kMaxMoeRows = 512;
 constexpr int kMaxPlanned = 512;  // routed + shared experts
 constexpr int kRouteWarps = 16;
-constexpr int kExpertsALane = kMaxExperts / 32;
 constexpr int kExpertRuns = 8;
 constexpr float kNormalizeEps = 1e-20f;
 
@@ -32,7 +31,8 @@ struct RouteParams {
   float scaling;
 };
 
-// Chooses one row's experts; a warp. `scores` is this warp's scratch.
+// Chooses one row's experts; a warp, kExpertsALane experts a lane. `scores` is this warp's scratch.
+template <int kExpertsALane>
 LATENTD_DEVICE void route_row(const float* logits, const float* bias, const RouteParams& p, float* scores, int* ids,
                               float* weights) {
   const int lane = threadIdx.x & 31;
@@ -226,7 +226,14 @@ extern "C" __global__ void __launch_bounds__(kRouteWarps * 32)
     int* ids = expert_ids + row * choices;
     float* weights = expert_weights + row * choices;
     if (slot_idx[row] >= 0) {
-      route_row(logits + static_cast<long long>(row) * experts, bias, p, scores[warp], ids, weights);
+      const float* row_logits = logits + static_cast<long long>(row) * experts;
+      if (experts <= 64) {
+        route_row<2>(row_logits, bias, p, scores[warp], ids, weights);
+      } else if (experts <= 256) {
+        route_row<8>(row_logits, bias, p, scores[warp], ids, weights);
+      } else {
+        route_row<kMaxExperts / 32>(row_logits, bias, p, scores[warp], ids, weights);
+      }
     } else if (lane < choices) {
       ids[lane] = -1;
       weights[lane] = 0.0f;

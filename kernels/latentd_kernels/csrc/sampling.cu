@@ -271,9 +271,10 @@ struct Request {
 LATENTD_DEVICE int draw_token(Scratch& s, const float* l, int vocab, float top, const Request& r) {
   const float inverse = __frcp_rn(r.temperature);
   const auto weight = [=](float v, int) -> uint64_t {
-    if (v == top) return 1ull << 40;
-    const float w = expf((v - top) * inverse) * kWeightOne;
-    return isnan(w) ? 0 : __float2ull_rn(w);
+    const float x = (v - top) * inverse;
+    // exp(-28.5) * 2^40 rounds to 0. A product of 0 or infinity that is not a number is the best logit's, or a NaN's.
+    if (!(x > -28.5f)) return v == top ? 1ull << 40 : 0;
+    return __float2ull_rn(expf(x) * kWeightOne);
   };
   Cut cut{0, vocab};
   if (r.top_k > 0 && r.top_k < vocab) {
@@ -289,8 +290,9 @@ LATENTD_DEVICE int draw_token(Scratch& s, const float* l, int vocab, float top, 
   }
   const uint64_t least =
       r.min_p > 0.0f ? static_cast<uint64_t>(static_cast<double>(fminf(r.min_p, 1.0f)) * 1099511627776.0) : 0;
+  const bool is_cut = cut.key > 0 || cut.limit < vocab;
   const auto kept = [=](float v, int id) -> uint64_t {
-    if (!cut.keeps(ordered_key(v), id)) return 0;
+    if (is_cut && !cut.keeps(ordered_key(v), id)) return 0;
     const uint64_t w = weight(v, id);
     return w >= least ? w : 0;
   };

@@ -1,6 +1,6 @@
 """Reference of the sampler, and the exact rules that csrc/sampling.cu follows too.
 
-Weights. l = logits, m = their maximum (NaN ignored), x = (l - m) / temperature in float32,
+Weights. l = logits, m = their maximum (NaN ignored), x = (l - m) * (1 / temperature) in float32,
 w = round-half-even(exp(x) * 2^40) as an integer, and 2^40 where l = m. From here on every quantity
 is an integer, so that sums are exact and free of order: the same weights give the same token on
 any device, however the work is spread. NaN weighs 0.
@@ -54,7 +54,7 @@ def token_weights(logits: NDArray[np.float32], temperature: float) -> NDArray[np
     """Integer weights of one row of logits [vocab]; all 0 when every logit is NaN."""
     top = np.fmax.reduce(logits)
     with np.errstate(all="ignore"):
-        x = (logits - top) / np.float32(temperature)
+        x = (logits - top) * (np.float32(1) / np.float32(temperature))
         scaled = np.rint(np.exp(x) * np.float32(WEIGHT_ONE))
     scaled[logits == top] = WEIGHT_ONE
     return np.where(np.isnan(scaled), np.float32(0), scaled).astype(np.uint64)
