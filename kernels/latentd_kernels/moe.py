@@ -1,4 +1,4 @@
-"""Launches of the router and of the grouped expert products; csrc/moe.cu computes them."""
+"""Launches of the router and of the grouped expert products; csrc/{route,moe}.cu compute them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from latentd_kernels.ops import RouterParams
 
 MAX_EXPERTS = 384
-"""Most routed experts (csrc/moe.cu keeps one row's scores in a warp's registers)."""
+"""Most routed experts (csrc/route.cu keeps one row's scores in a warp's registers)."""
 MAX_TOP_K = 16
 """Most routed experts a token."""
 MAX_MOE_ROWS = 512
-"""Most rows of one call (csrc/moe.cu lists them in shared memory)."""
+"""Most rows of one call (csrc/route.cu lists them in shared memory)."""
 
 
-_SCORING: Final = {"softmax": 0, "sigmoid": 1}  # csrc/moe.cu
+_SCORING: Final = {"softmax": 0, "sigmoid": 1}  # csrc/route.cu
 _GROUP_SCORE: Final = {"max": 0, "top2": 1}
 _ROUTE_WARPS: Final = 16
 _ONE_CTA_ROWS: Final = 16  # up to here one CTA routes and plans

@@ -85,16 +85,17 @@ LATENTD_DEVICE void tiled(const bf16* weight, const bf16* x, const Output& out, 
     tiled<features, warp_features, warps_n, runs, stages, true>(LATENTD_ARGS);          \
   }
 
-// kernel linear_skinny_r*: out = W x 8 r batch rows a CTA, K dealt to s runs.
+// kernel linear_skinny_r*: out = W x, 8 r batch rows a CTA, K dealt to s runs.
 // shapes: weight [num_features, k] bf16, x [rows, k] bf16, out [rows, num_features] bf16, f32, or f32 added to; row
 //   strides free; k % 32 = 0.
 // rounds: product.cuh: the same bits as linear_tiled_*_s* of equal s, whatever r; one landing for a bf16 out
 // launch: grid (ceil(num_features / 16), ceil(rows / 8 r), 1), 32 s threads, r * s * 512 bytes of dynamic shared memory
 
-// kernel gated_skinny_r*: silu(W_gate x) * (W_up x) 8 r batch rows a CTA, K dealt to s runs.
+// kernel gated_skinny_r*: silu(W_gate x) * (W_up x), 8 r batch rows a CTA, K dealt to s runs.
 // shapes: weight [2 * num_features, k] bf16, gate rows first; else as linear_skinny
 // rounds: both products in f32 as in linear_skinny; the result lands once
 // launch: grid (ceil(num_features / 8), ceil(rows / 8 r), 1), 32 s threads, r * s * 512 bytes of dynamic shared memory
+
 // Chosen by measurement on an H200. 8 runs: matrices of many m16 tiles, several small CTAs an SM; r1_s8_deep, for one
 // or two CTAs an SM, has more loads in flight in each. 16 runs: fewer tiles than SMs.
 LATENTD_SKINNY(r1_s8, 1, 8, 1, 4)

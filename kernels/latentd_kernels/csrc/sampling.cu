@@ -2,7 +2,7 @@
 //
 // Weights are integers, so that masses and counts are exact sums: shared-memory integer atomics and any split of the
 // work give the same result. Only the log-probability is a float sum, in a fixed order.
-#include "common.cuh"
+#include "order.cuh"
 
 constexpr int kChunk = 4096;  // ids of one CTA of the first pass; staging.py has these two as well
 constexpr int kMaxChunks = 128;
@@ -12,24 +12,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kDigitBits = 11;  // 32-bit keys in digits of 11, 11 and 10 bits, from the top
 constexpr int kBins = 1 << kDigitBits;
 constexpr float kWeightOne = 1099511627776.0f;  // 2^40, the best token's weight
-constexpr uint32_t kNanKey = 0;
-
-// Orders floats as unsigned integers; 0 and -0 are equal, NaN is below all.
-LATENTD_DEVICE uint32_t ordered_key(float v) {
-  if (isnan(v)) return kNanKey;
-  const uint32_t bits = __float_as_uint(v + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-LATENTD_DEVICE float key_value(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
-struct Best {
-  uint32_t key;
-  int id;
-};
-LATENTD_DEVICE Best warp_best(Best b) {
-  const uint32_t key = __reduce_max_sync(0xffffffffu, b.key);
-  return {key, __reduce_min_sync(0xffffffffu, b.key == key ? b.id : 0x7fffffff)};
-}
 
 // exp(v - top), with 1 where they are equal (infinities included) and 0 for NaN.
 LATENTD_DEVICE float exp_below(float v, float top) {
