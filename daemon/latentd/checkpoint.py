@@ -1,7 +1,7 @@
 """A checkpoint against its config, and its way to the device: checked by name, then streamed.
 
-`inspect` decides from the headers whether the checkpoint can be served; `load` fills weights that
-are allocated once, chunk by chunk through a few host buffers, and hashes what it reads.
+`inspect` decides, almost from the headers alone, whether the checkpoint can be served; `load` fills
+weights that are allocated once, chunk by chunk from maps of the files, and hashes what it reads.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import torch
 
 from latentd.model.config import CheckpointError, ModelConfig
 from latentd.model.weights import Weights, allocate, destinations
-from latentd.shards import Entry, read_bytes, read_entries
-from latentd.weight_stream import DTYPES, Job, fill
+from latentd.shards import DTYPES, Entry, map_tensors, read_entries
+from latentd.weight_stream import Job, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CheckpointError", "CheckpointReport", "inspect", "load"]
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,17 @@ def inspect(
     """Check the checkpoint in directory `path` for a run in `dtype`: config.json, then names,
     dtypes and shapes of all tensors from the headers. Allocates nothing on a device.
 
-    The extra prediction layers behind the last one (MTP) and stored rope frequencies are skipped.
-    Raises CheckpointError naming the first tensor that is missing, unexpected, duplicated,
-    misshapen, truncated or of a dtype that is not served.
+    The extra prediction layers behind the last one (MTP), stored rope frequencies and a stored copy
+    of a tied head are skipped. Raises CheckpointError naming the first tensor that is missing,
+    unexpected, duplicated, misshapen or of a dtype that is not served, or the file that is damaged.
     """
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a directory")
     config = config or ModelConfig.from_dir(path)
-    entries = read_entries(path)
-    skipped = tuple(sorted(name for name in entries if _is_skipped(name, config)))
-    entries = {name: entry for name, entry in entries.items() if name not in skipped}
+    stored = read_entries(path)
+    skipped = tuple(sorted(name for name in stored if _is_skipped(name, config)))
+    entries = {name: entry for name, entry in stored.items() if name not in skipped}
     expected = destinations(config, allocate(config, torch.device("meta")))
     for name, entry in entries.items():
         _check_dtype(entry, dtype)
@@ -71,6 +73,8 @@ def inspect(
             )
     _refuse_names("missing", expected.keys() - entries.keys())
     _refuse_names("unexpected", entries.keys() - expected.keys())
+    if HEAD in skipped:
+        _check_tied_head(stored[HEAD], stored[EMBED])
     return CheckpointReport(path, config, entries, skipped)
 
 
@@ -83,9 +87,10 @@ def load(
 ) -> Weights:
     """Inspect, allocate the weights on `device` and fill them; returns when all are there.
 
-    Host memory stays within a few chunks of 32 MiB beside the weights themselves. `dtype` is that
-    of the run (float32 on the cpu only): it decides which files are accepted. `progress` gets
-    bytes done and bytes in all after every chunk. Raises CheckpointError.
+    Takes no host memory beside the weights themselves: the kernel may drop the maps' pages at any
+    time, and a map is closed behind its file's last tensor. `dtype` is that of the run (float32 on
+    the cpu only): it decides which files are accepted. `progress` gets bytes done and bytes in all
+    after every chunk. Raises CheckpointError.
     """
     report = inspect(path, dtype, config)
     weights = allocate(config, device)
@@ -103,6 +108,8 @@ def load(
 
 
 def _is_skipped(name: str, config: ModelConfig) -> bool:
+    if name == HEAD:
+        return config.tie_word_embeddings
     parts = name.split(".")
     if parts[:2] != ["model", "layers"] or len(parts) < 3 or not parts[2].isdecimal():
         return False
@@ -123,13 +130,22 @@ def _check_dtype(entry: Entry, dtype: torch.dtype) -> None:
         )
     if entry.name.endswith(".e_score_correction_bias"):
         return
-    values = torch.empty(entry.num_bytes, dtype=torch.uint8)
-    read_bytes(entry, 0, values.numpy().data)
-    values = values.view(DTYPES[entry.dtype])
+    values = map_tensors(entry.file, [entry.name])[entry.name]
     if not torch.equal(values.to(torch.bfloat16).to(torch.float32), values.to(torch.float32)):
         raise CheckpointError(
             f"{entry.name}: dtype {entry.dtype} with values that BF16 cannot hold; supported: BF16"
         )
+
+
+def _check_tied_head(head: Entry, embed: Entry) -> None:
+    """Some files hold a tied head once more; one with other values belongs to another config."""
+    if (head.dtype, head.shape) == (embed.dtype, embed.shape):
+        a, b = (map_tensors(e.file, [e.name])[e.name].view(torch.uint8) for e in (head, embed))
+        if torch.equal(a, b):
+            return
+    raise CheckpointError(
+        f"{HEAD}: not the same as {EMBED}, to which tie_word_embeddings in config.json ties it"
+    )
 
 
 def _refuse_names(what: str, names: set[str]) -> None:

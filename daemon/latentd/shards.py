@@ -1,43 +1,45 @@
-"""The files of a safetensors checkpoint: which tensors lie where, checked from the headers alone.
+"""The files of a safetensors checkpoint: which tensors lie where, and their values from the map.
 
-Knows nothing of models. Every refusal names the file or tensor.
+The `safetensors` library reads and checks each file; what it does not know is added here: the index
+of several files, names given twice, errors that name the file. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
 
 from latentd.model.fields import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit (safetensors README)."""
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
-    "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
-}  # fmt: skip
-"""Bytes of one element by the format's dtype names; others are refused by the reader of values."""
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""The dtypes whose values can be served, by the format's names."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: little-endian values at `begin`, row-major."""
+    """One tensor of a file."""
 
     name: str
-    dtype: str
+    dtype: str  # the format's name of it
     shape: tuple[int, ...]
     file: Path
-    begin: int  # bytes from the start of the file
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its values; only for the dtypes of `DTYPES`."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -71,51 +73,40 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of one file. The file's length must be exactly what its header says."""
-    try:
-        size = os.path.getsize(file)
-        with file.open("rb") as stream:
-            head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-            if 8 + length > size or length > MAX_HEADER_BYTES:
-                raise CheckpointError(f"{file}: truncated, or not a safetensors file")
-            text = stream.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from None
-    try:
-        header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: header is not valid JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file}: header is not a JSON object")
-    header.pop("__metadata__", None)
-    entries = [_entry(file, 8 + length, name, fields) for name, fields in header.items()]
-    end = 8 + length
-    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.num_bytes)):
-        if entry.begin != end:
-            raise CheckpointError(f"{file}: {entry.name} does not begin where the last one ends")
-        end += entry.num_bytes
-    if size != end:
-        what = "truncated" if size < end else "longer than its header says"
-        raise CheckpointError(f"{file}: {what} ({size} bytes; the header says {end})")
-    return {entry.name: entry for entry in entries}
+    """The tensors of one file. Refuses what the library does, and a name that is there twice."""
+    if not file.is_file():
+        raise CheckpointError(f"{file}: No such file")
+    with _named_errors(file):
+        with safe_open(file, framework="pt") as shard:
+            names = shard.keys()
+            parts = [shard.get_slice(name) for name in names]
+            entries = {
+                name: Entry(name, part.get_dtype(), tuple(part.get_shape()), file)
+                for name, part in zip(names, parts, strict=True)
+            }
+        with file.open("rb") as stream:  # of a name given twice the library keeps one, silently
+            header = stream.read(int.from_bytes(stream.read(8), "little"))
+        json.loads(header, object_pairs_hook=_unique)
+    return entries
 
 
-def read_bytes(entry: Entry, offset: int, buffer: memoryview) -> None:
-    """Fill `buffer` with the entry's bytes from `offset` on. Lets go of the GIL while reading."""
+def map_tensors(file: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Tensors of one file, in the order of `names`, as views of its memory map.
+
+    Nothing is read before the values are touched; the map lives as long as one of its views.
+    """
+    with _named_errors(file), safe_open(file, framework="pt") as shard:
+        return {name: shard.get_tensor(name) for name in names}
+
+
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
     try:
-        with entry.file.open("rb", buffering=0) as stream:
-            stream.seek(entry.begin + offset)
-            done = 0
-            while done < len(buffer):
-                count = stream.readinto(buffer[done:])
-                if not count:
-                    raise CheckpointError(f"{entry.file}: ended inside {entry.name}; truncated?")
-                done += count
+        yield
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{file}: truncated, damaged or no safetensors ({error})") from None
     except OSError as error:
-        raise CheckpointError(
-            f"{entry.file}: {error.strerror} while reading {entry.name}"
-        ) from None
+        raise CheckpointError(f"{file}: {error}") from None
 
 
 def _read_index(file: Path) -> dict[str, str]:
@@ -142,25 +133,3 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise ValueError(f"{key} is duplicated")
         values[key] = value
     return values
-
-
-def _entry(file: Path, data_begin: int, name: str, fields: object) -> Entry:
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{file}: {name} is not described by an object")
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets):
-        raise CheckpointError(f"{file}: {name} has no readable dtype, shape and data_offsets")
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{file}: {name} has data_offsets {offsets}")
-    num_bytes = offsets[1] - offsets[0]
-    item_bytes = ITEM_BYTES.get(dtype)
-    if item_bytes is not None and num_bytes != math.prod(shape) * item_bytes:
-        raise CheckpointError(
-            f"{file}: {name} takes {num_bytes} bytes, not the {math.prod(shape) * item_bytes} "
-            f"of {dtype} {shape}"
-        )
-    return Entry(name, dtype, tuple(shape), file, data_begin + offsets[0], num_bytes)
-
-
-def _whole(values: object) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)

@@ -45,6 +45,7 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000,
     "max_position_embeddings": 1024,
 }
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
 
 
@@ -154,6 +155,34 @@ def test_tied_head_shares_the_embedding(tmp_path: Path) -> None:
     assert weights.head is weights.embed
 
 
+def test_stored_copy_of_a_tied_head_is_skipped(tmp_path: Path) -> None:
+    values = CONFIG | {"tie_word_embeddings": True}
+    source = random_tensors(values)
+    write(tmp_path, source, values)
+    before = load_cpu(tmp_path).content_hash
+    write(tmp_path, source | {HEAD: source[EMBED].clone()}, values)
+    assert inspect(tmp_path).skipped == (HEAD,)
+    assert load_cpu(tmp_path).content_hash == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda head: head + (torch.arange(64) == 63), id="values"),
+        pytest.param(lambda head: head[:49], id="shape"),
+        pytest.param(lambda head: head.float(), id="dtype"),
+    ],
+)
+def test_tied_head_that_differs_from_the_embedding_is_refused(
+    tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    values = CONFIG | {"tie_word_embeddings": True}
+    source = random_tensors(values)
+    write(tmp_path, source | {HEAD: change(source[EMBED]).clone()}, values)
+    with pytest.raises(CheckpointError, match=f"{HEAD}: not the same as {EMBED}"):
+        inspect(tmp_path)
+
+
 def test_prediction_layer_and_stored_frequencies_are_skipped(tmp_path: Path) -> None:
     extra = {
         "model.layers.2.eh_proj.weight": torch.zeros(2, 2, dtype=torch.bfloat16),
@@ -241,11 +270,18 @@ def test_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
         inspect(tmp_path)
 
 
+def test_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, random_tensors(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated, damaged or no"):
+        inspect(tmp_path)
+
+
 def test_file_with_bytes_behind_its_data_is_refused(tmp_path: Path) -> None:
     write(tmp_path, random_tensors(CONFIG))
     with (tmp_path / "model.safetensors").open("ab") as file:
         file.write(b"\0" * 8)
-    with pytest.raises(CheckpointError, match="longer than its header says"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated, damaged or no"):
         inspect(tmp_path)
 
 
@@ -274,7 +310,7 @@ def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     header = json.dumps({"a": entry, "b": entry}).encode()
     data = len(header).to_bytes(8, "little") + header + b"\0\0"
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match="b does not begin where the last one ends"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated, damaged or no"):
         inspect(tmp_path)
 
 
