@@ -14,7 +14,7 @@ import numpy as np
 
 from latentd_client import protocol
 from latentd_client._exchange import Call, Pending, Reply, refusal
-from latentd_client._slot import BaseSlot, read_step
+from latentd_client._slot import BaseSlot, read_step, whole
 from latentd_client._streaming import settle
 from latentd_client._version import __version__
 from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
@@ -72,7 +72,7 @@ class Calls:
             raw.append(_token_ids(prompt))
             fields["prompt"] = {"raw": 0}
         else:
-            fields["prompt"] = [int(token) for token in prompt]
+            fields["prompt"] = [whole(token, "prompt: a token") for token in prompt]
         if sampling is not None:
             fields["sampling"] = sampling.to_wire()
         if logits:
@@ -145,7 +145,8 @@ class Calls:
     def truncate(self, slot: BaseSlot, to: int, timeout_s: float | None) -> Script[int]:
         """Drop all tokens from position `to` on."""
         yield from settle(self, slot)
-        fields = {"session": self.session, **slot.seat, "pos": slot.context_len, "to": int(to)}
+        to = whole(to, "to")
+        fields = {"session": self.session, **slot.seat, "pos": slot.context_len, "to": to}
         reply = yield Call("truncate", fields, (), timeout_s)
         slot.context_len = int(reply.header["context_len"])
         slot.token = None

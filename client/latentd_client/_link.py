@@ -93,6 +93,8 @@ class Link:
                         self.socket.send_multipart(frames)
                     break
                 except zmq.Again:  # not connected (yet, or any more), or its queue is full
+                    if not call.expect:  # a courtesy: who made the call waits for nothing
+                        return None
                     self._check(pending, deadline, timeout_s)
             return self.wait(pending, timeout_s, deadline) if call.expect else None
         except BaseException:
@@ -112,7 +114,7 @@ class Link:
             try:
                 receive(sock.recv_multipart())
             except zmq.Again:
-                self._check(pending, deadline, timeout_s)
+                self._check(pending, deadline, timeout_s, is_read=True)
         return pending.take()
 
     def _wait_briefly(self, pending: Pending, deadline: float, timeout_s: float) -> None:
@@ -123,8 +125,12 @@ class Link:
         else:
             self._check(pending, 0.0, timeout_s)
 
-    def _check(self, pending: Pending, deadline: float, timeout_s: float) -> None:
-        if pending.connection != self._losses():
+    def _check(
+        self, pending: Pending, deadline: float, timeout_s: float, is_read: bool = False
+    ) -> None:
+        """Raise when the wait is over. `is_read`: the caller goes on reading, so that a last word
+        which came before the connection broke is not lost with it."""
+        if pending.connection != self._losses() and not (is_read and self.socket.poll(0)):
             raise lost(self.endpoint)
         if time.monotonic() >= deadline:
             raise too_late(pending.call, timeout_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +58,7 @@ class BaseSlot:
         if token is None and self._is_forgotten:
             token = self.token
         if token is not None:
-            row["token"] = int(token)
+            row["token"] = whole(token, "token")
         if logits:
             row["logits"] = True
         return {**row, "sampling": sampling.to_wire()} if sampling is not None else row
@@ -67,6 +69,15 @@ class BaseSlot:
         self.token = step.token
         self._is_forgotten = False
         return step
+
+
+def whole(value: object, what: str) -> int:
+    """An int, from anything that is one (numpy and torch have their own). Raises ProtocolError
+    naming `what` for all else: int() would silently make 1 of 1.9."""
+    if type(value) is not bool:
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise ProtocolError(f"{what} is {value!r:.40}, must be an int") from None
 
 
 def read_logits(header: Header, raw: Sequence[Tensor]) -> NDArray[np.float32] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd_client._exchange import Call
+from latentd_client._slot import whole
 from latentd_client._stream import StreamReader
 from latentd_client.errors import ConnectionLost, RequestRejected
 
@@ -29,7 +30,8 @@ def stream(
     yield from settle(calls, slot)
     assert calls.info is not None
     window = min(calls.info.credits, 64) if credit is None else credit
-    reader = StreamReader(window, max_steps, sorted({int(token) for token in stop}))
+    stop_ids = sorted({whole(token, "stop: a token") for token in stop})
+    reader = StreamReader(window, max_steps, stop_ids)
     reader.timeout_s = timeout_s
     reader.sampling = sampling
     if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token

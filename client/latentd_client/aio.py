@@ -260,7 +260,8 @@ class AsyncClient:
         return self._watch.losses if self._watch is not None else 0
 
     def _wake_all(self) -> None:
-        """The connection broke: whoever waits on it gets to know."""
+        """The connection broke: whoever waits on it gets to know, after its last words."""
+        self._receive()
         for pending in self._exchange.abandon_all():
             if pending.wake is not None:
                 pending.wake()

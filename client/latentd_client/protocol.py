@@ -33,6 +33,8 @@ MAX_REPLY_FRAMES: Final = 1 + 128
 """Most frames of one reply: a header and the logits of every row of the largest batch."""
 MAX_DIMS: Final = 8
 """Most dimensions of a raw frame."""
+MAX_ELEMENTS: Final = 1 << 40
+"""Largest product of a raw frame's dimensions."""
 RAW_DTYPES: Final = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
 """What a raw frame may hold, little-endian."""
 
@@ -63,6 +65,8 @@ def _plain(value: object) -> object:
     """Numpy scalars as Python numbers; everything else has no place on the wire."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, int):
+        raise OverflowError(f"{value} is out of range, must be -2^63 to 2^64 - 1")
     raise TypeError(f"{type(value).__name__} is not a wire type")
 
 
@@ -112,9 +116,13 @@ def _array(index: int, description: object, frame: bytes) -> Tensor:
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMS
-        or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or math.prod(n or 1 for n in shape) > MAX_ELEMENTS  # numpy minds beside a 0 too
     ):
-        raise ProtocolError(f"raw[{index}].shape must be a list of at most {MAX_DIMS} sizes")
+        raise ProtocolError(
+            f"raw[{index}].shape must be a list of at most {MAX_DIMS} sizes, whose product without "
+            f"zeros is at most {MAX_ELEMENTS}"
+        )
     expected = math.prod(shape) * dtype.itemsize
     if expected != len(frame):
         raise ProtocolError(

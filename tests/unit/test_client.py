@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -365,6 +366,65 @@ def test_a_daemon_that_dies_during_a_call_is_noticed(connect: Connect, endpoint:
         client.close()
 
 
+@pytest.mark.parametrize("number", [1.5, True, "1", None], ids=str)
+def test_a_number_that_is_no_int_is_refused_not_rounded(
+    connect: Connect, running: Running, number: Any
+) -> None:
+    with connect(running.endpoint) as client:
+        slot = client.open([np.int64(1), 2])
+        calls: list[Callable[[], object]] = [
+            lambda: client.open([1, number]),
+            lambda: slot.truncate(number),
+            lambda: list(slot.stream(3, stop=[number])),
+        ]
+        if number is not None:
+            calls += [lambda: slot.step(number), lambda: client.step([(slot, number)])]
+        for call in calls:
+            with pytest.raises(ProtocolError, match=f"is {number!r}, must be an int"):
+                call()
+        assert slot.step(np.uint8(7)).context_len == 3
+
+
+def test_an_open_whose_daemon_was_killed_ends_at_once(connect: Connect, endpoint: str) -> None:
+    with killable(endpoint) as process:
+        client = connect(endpoint, timeout_s=10)
+        threading.Timer(0.3, process.kill).start()
+        with pytest.raises(ConnectionLost, match="broke"):
+            client.open([1, 2, 3])
+        client.close()
+
+
+def test_a_last_reply_is_read_before_the_loss_of_the_connection(running: Running) -> None:
+    with Client(running.endpoint) as client:
+        gate = Gate(running.engine)  # type: ignore[arg-type]
+        slot = client.open([1])
+        gate.shut()
+        losses = iter([0, 1])
+
+        def break_after_the_reply() -> int:
+            if lost := next(losses, 1):  # at 0 the request is not yet sent
+                gate.open()
+                time.sleep(0.3)
+            return lost
+
+        client._link.watch(break_after_the_reply)
+        assert slot.step().context_len == 2
+        client._link.watch(lambda: 0)
+
+
+def test_a_last_reply_is_read_before_the_loss_of_an_async_connection(running: Running) -> None:
+    async def main() -> None:
+        async with AsyncClient(running.endpoint) as client:
+            slot = await client.open([1])
+            task = asyncio.create_task(slot.step())
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # the reply comes, and the loop has not looked yet
+            client._wake_all()
+            assert (await task).context_len == 2
+
+    asyncio.run(main())
+
+
 def test_a_message_over_the_limit_is_not_sent(connect: Connect, endpoint: str) -> None:
     with serving(endpoint, max_frame_bytes=4096), connect(endpoint) as client:
         with pytest.raises(ProtocolError, match="4096"):
@@ -479,6 +539,24 @@ def test_the_client_imports_no_torch() -> None:
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert output.stdout == b"set()\n"
+
+
+@contextlib.contextmanager
+def killable(endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon in a process of its own, whose engine never finishes."""
+    script = (
+        "import time; from serving import serving; from fakes import FakeEngine\n"
+        "engine = FakeEngine(); engine.fake.wait = lambda: time.sleep(60)\n"
+        f"with serving({endpoint!r}, engine): print('up', flush=True); time.sleep(60)"
+    )
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=-1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
 
 
 def repeat(call: Callable[[], object], times: int) -> None:

@@ -233,3 +233,15 @@ def test_every_strange_request_gets_one_reply(
 def test_random_frames_get_a_reply(running: Running, frames: list[bytes]) -> None:
     with Peer(running.endpoint) as peer:
         assert "status" in answer(peer, *frames)
+
+
+@pytest.mark.parametrize("version", [True, 1.0, "1", "a\nb", None, [1], 2])
+def test_another_version_is_refused_in_one_line(peer: Peer, version: object) -> None:
+    refusal = answer(peer, msgpack.packb({**GOOD, "v": version}))
+    assert (refusal["status"], refusal["versions"]) == ("version", [1, 1])
+    assert refusal["error"].splitlines() == [refusal["error"]]
+
+
+def test_an_empty_frame_of_absurd_dimensions_is_invalid(peer: Peer) -> None:
+    raw = [{"dtype": "int32", "shape": [0, 1 << 39, 1 << 39]}]
+    assert answer(peer, msgpack.packb({**GOOD, "raw": raw}), b"")["status"] == "invalid"

@@ -89,6 +89,7 @@ def test_a_header_that_is_no_plain_map_is_refused(frame: bytes) -> None:
         ([{"dtype": "int32", "shape": [True]}], [b"1234"]),
         ([{"dtype": "int32", "shape": [1 << 50, 1 << 50]}], [b"1234"]),
         ([{"dtype": "int32", "shape": [1] * 9}], [b"1234"]),
+        ([{"dtype": "int32", "shape": [0, 1 << 39, 1 << 39]}], [b""]),
     ],
     ids=str,
 )
@@ -97,6 +98,12 @@ def test_raw_frames_that_differ_from_their_description_are_refused(
 ) -> None:
     with pytest.raises(ProtocolError, match="raw"):
         protocol.decode_raw({"raw": raw} if raw is not None else {}, frames)
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1])
+def test_an_int_beyond_the_wire_is_named(value: int) -> None:
+    with pytest.raises(ProtocolError, match=str(value)):
+        protocol.encode({"pos": value})
 
 
 @pytest.mark.parametrize("op", sorted(fields.OPS))
