@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd.replies import Outbox
-from latentd.requests import read_id, refuse_op, refuse_version
+from latentd.requests import is_version, read_id, refuse_op, refuse_version
 from latentd_client import fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
@@ -93,7 +93,7 @@ class ControlThread:
             op = header.get("op")
             if type(op) is not str or op not in fields.CONTROL_OPS:
                 raise refuse_op(header, "the control socket")
-            if header.get("v") != protocol.VERSION:
+            if not is_version(header):
                 raise refuse_version(header)
             fields.check(fields.CONTROL_OPS[op], header, op)
             results = self._serve(op, header, frames[1])

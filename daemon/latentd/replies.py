@@ -101,9 +101,9 @@ class Outbox:
 
 
 def refusal_fields(refusal: RequestRejected) -> Header:
-    """A refusal as reply fields."""
+    """A refusal as reply fields; the text is one line whatever it quotes."""
     detail: Mapping[str, object] = refusal.detail
-    return {**detail, "status": refusal.code, "error": str(refusal)}
+    return {**detail, "status": refusal.code, "error": " ".join(str(refusal).split())}
 
 
 class Ticket:

@@ -98,7 +98,7 @@ def _dispatch(
     if handler is None:
         raise refuse_op(header, "the data socket")
     assert type(op) is str
-    if header.get("v") != protocol.VERSION and op != "hello":
+    if op != "hello" and not is_version(header):
         raise refuse_version(header)
     has_rows = op == "step" and header.get("rows") is not None
     table = fields.STEP_ROWS if has_rows else fields.OPS[op]
@@ -115,10 +115,16 @@ def refuse_op(header: Header, where: str) -> RequestRejected:
     return RequestRejected("unsupported", f"op {op[:40]!r} is not served on {where}{later}")
 
 
+def is_version(header: Header) -> bool:
+    """Whether a header names this protocol version."""
+    version = header.get("v")
+    return type(version) is int and version == protocol.VERSION
+
+
 def refuse_version(header: Header) -> RequestRejected:
     """The refusal of another protocol version."""
     return RequestRejected(
         "version",
-        f"version {str(header.get('v'))[:20]}: this daemon speaks {protocol.VERSION}",
+        f"version {header.get('v')!r:.20}: this daemon speaks {protocol.VERSION}",
         versions=[protocol.VERSION, protocol.VERSION],
     )

@@ -165,10 +165,10 @@ class Sessions:
     def forget_old(self, now: float) -> None:
         """Drop closed slots after the grace period, and the stored replies of their opens."""
         for session in self._sessions.values():
-            old = [
+            old = {
                 seat for seat, record in session.slots.items()
                 if record.closed_at is not None and record.closed_at + self.grace_s < now
-            ]  # fmt: skip
+            }  # fmt: skip
             for seat in old:
                 del session.slots[seat]
             if old:
