@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from latentd_kernels.manifest import ManifestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LOST_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Why a line could not be printed: the reader has gone (which is no news), or a full disk."""
 BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)
 """What a restart does not cure: exit code 78."""
 
@@ -39,6 +42,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
+    _fill_closed_streams()
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -51,11 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(prog, error, EXIT_CONFIG)
     except LatentdError as error:
         return _fail(prog, error, EXIT_FAILED)
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in LOST_OUTPUT:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that exit stays quiet
-        return EXIT_FAILED
+        return EXIT_FAILED if error.errno == errno.EPIPE else _fail(prog, error, EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
+
+
+def _fill_closed_streams() -> None:
+    """Python has None for a stream whose descriptor was closed (`>&-`); nobody reads it, and no
+    socket shall get its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the end
 
 
 def _fail(prog: str, error: Exception, code: int) -> int:

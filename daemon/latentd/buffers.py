@@ -14,6 +14,7 @@ import torch
 
 from latentd import memory
 from latentd.model.activations import Activations
+from latentd.options import StartError
 from latentd_kernels.attention import allocate_workspace
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import StepRing, allocate_inputs
@@ -66,11 +67,15 @@ class StepBuffers:
 def allocate_slab(
     config: ModelConfig, kv_pages: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The zeroed page pool [pages, layers, 64, 576]."""
+    """The zeroed page pool [pages, layers, 64, 576]. Raises StartError when the host cannot even
+    map it (the plan does not limit a pool that is committed lazily)."""
     shape = (kv_pages, config.num_layers, PAGE_SIZE, ROW_DIM)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    bits = np.zeros(shape, np.int16 if dtype.itemsize == 2 else np.int32)  # lazily committed
+    try:
+        bits = np.zeros(shape, np.int16 if dtype.itemsize == 2 else np.int32)  # lazily committed
+    except MemoryError as error:
+        raise StartError(f"a pool of {kv_pages} pages: {error}; lower kv_pages") from None
     return torch.from_numpy(bits).view(dtype)
 
 

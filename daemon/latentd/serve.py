@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import torch
 import zmq
 
 from latentd.backend import start_engine
-from latentd.endpoint import Binding
+from latentd.endpoint import Binding, EndpointError
 from latentd.leaving import leaving_on_device_fault
 from latentd.server import Server
 from latentd.summary import summary_lines
@@ -60,10 +60,15 @@ class Daemon:
         check_endpoints(server_options)
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core for the sockets
         with leaving_on_device_fault():
-            engine = start_engine(engine_options, self._report)
-            server = Server(engine, server_options, on_tick=self._notifier.tick)
+            try:
+                engine = start_engine(engine_options, self._report)
+            except BaseException:
+                if not self._is_stopping:
+                    raise
+            if self._is_stopping:  # whatever failed on the way out, or took the SystemExit
+                return 0
+            server = self._server = Server(engine, server_options, on_tick=self._notifier.tick)
             server.bind()
-            self._server = server
             endpoints = (server.endpoint, server.control_endpoint)
             total_s = time.monotonic() - begin
             for line in summary_lines(engine.info, engine.startup, endpoints, total_s):
@@ -84,6 +89,7 @@ class Daemon:
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         """First SIGTERM or SIGINT: drain. Second: stop at once. While loading: leave."""
         if self._server is None:
+            self._is_stopping = True
             self._notifier.send(STOPPING=1)
             raise SystemExit(0)
         if self._is_stopping:
@@ -109,12 +115,14 @@ def check_endpoints(options: ServerOptions) -> None:
     """Bind both endpoints and let go of them, so that a path that cannot be served is refused
     before weights are loaded. Raises EndpointError."""
     control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
+    if control == options.endpoint and control.startswith("ipc://"):
+        raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
     warnings = logging.getLogger(Binding.__module__)
     warnings.disabled = True  # they come when the endpoints are bound for good
     try:
-        with zmq.Context() as context:
+        with zmq.Context() as context, ExitStack() as bound:
             for endpoint in (options.endpoint, control):
-                with closing(context.socket(zmq.ROUTER)) as router:
-                    Binding(router, endpoint).release()
+                router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
+                bound.callback(Binding(router, endpoint).release)
     finally:
         warnings.disabled = False

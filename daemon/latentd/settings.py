@@ -39,10 +39,10 @@ class Setting:
     def expected(self) -> str:
         """What a good value looks like, for messages and help."""
         texts: dict[Kind, str] = {
-            "int": f"a whole number from {self.low:.0f} to {self.high:.0f}",
+            "int": f"a whole number from {self.low} to {self.high}",
             "float": f"a number from {self.low:g} to {self.high:g}",
             "bool": "true or false",
-            "pages": f"0, auto, or a number of pages up to {self.high:.0f}",
+            "pages": f"0, auto, or a number of pages up to {self.high}",
             "endpoint": "ipc:///absolute/path or tcp://host:port",
             "path": "a path",
             "text": " or ".join(self.choices) or "a text",

@@ -53,7 +53,7 @@ def load(
 def _from_toml(path: str) -> dict[str, object]:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # tomllib's errors are ValueErrors
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     for key, value in table.items():
         if key not in SETTINGS:

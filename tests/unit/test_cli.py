@@ -128,3 +128,30 @@ def test_check_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     code, _, stderr = run("check", "--model", str(tmp_path))
     assert code == 78
     assert_one_line(stderr, "config.json")
+
+
+@pytest.mark.parametrize("args", ["--version", "check --model {model}"])
+def test_a_closed_stdout_is_no_error(args: str) -> None:
+    from latentd.demo import model_dir
+
+    command = f"{sys.executable} -m latentd {args.format(model=model_dir())} >&-"
+    code, _, stderr = shell(command)
+    assert (code, stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
+    from latentd.demo import model_dir
+
+    command = f"{sys.executable} -m latentd check --model {model_dir()} --device cpu >/dev/full"
+    code, _, stderr = shell(command)
+    assert code == 1
+    assert_one_line(stderr, "latentd check", "No space left")
+
+
+def shell(command: str) -> tuple[int, str, str]:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        command, shell=True, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -77,6 +77,17 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
         load({}, {}, write(tmp_path, "max_ctx 5"))
 
 
+def test_a_file_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load({}, {}, write(tmp_path, "max_ctx = " + "[" * 20_000))
+
+
+def test_the_range_that_is_named_is_the_range_that_is_checked() -> None:
+    with pytest.raises(ConfigError, match=f"from 0 to {2**63 - 1}$"):
+        load({"seed": str(2**63)}, {})
+    assert load({"seed": str(2**63 - 1)}, {}).seed == 2**63 - 1
+
+
 def test_a_missing_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*/nowhere.toml"):
         load({}, {}, "/nowhere.toml")

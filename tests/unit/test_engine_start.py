@@ -104,3 +104,8 @@ def test_options_are_never_changed(tiny_dir: Path) -> None:
         options.max_ctx = 1  # type: ignore[misc]
     assert replace(options, max_slots=128).buckets == (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
     assert replace(options, max_slots=40).buckets == (1, 2, 4, 8, 16, 32, 40)
+
+
+def test_a_pool_that_the_host_cannot_map_is_refused(start: Start) -> None:
+    with pytest.raises(StartError, match="lower kv_pages"):
+        start(kv_pages=2**31 - 1)

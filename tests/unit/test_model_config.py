@@ -219,10 +219,18 @@ def test_config_is_read_from_a_directory_with_its_generation_config(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "not valid JSON"), ("[]", "not a JSON object"), (None, "No such")]
-)
+    ("text", "words"),
+    [("{", "not valid JSON"), ("[" * 100_000, "not valid JSON"), ("[]", "not a JSON object"),
+     (None, "No such")],
+    ids=["broken", "nested", "a list", "missing"],
+)  # fmt: skip
 def test_unreadable_config_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=words):
         ModelConfig.from_dir(tmp_path)
+
+
+def test_an_absurd_number_of_layers_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000000; supported: 1 to"):
+        ModelConfig.from_dict(MOONLIGHT | {"num_hidden_layers": 10**9})

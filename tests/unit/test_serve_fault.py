@@ -42,10 +42,23 @@ sys.exit(daemon.run(EngineOptions(Path("/x")), ServerOptions(endpoint=sys.argv[1
 """
 
 
+INTERRUPTED = """
+def start_engine(options, report):
+    import time
+    report("loading")
+    try:
+        time.sleep(60)
+    except SystemExit:
+        {reaction}
+
+latentd.serve.start_engine = start_engine
+daemon ="""
+
+
 class Manager:
     """A service manager's end of the notify socket, and the process it has started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: str = SERVE) -> None:
         self.endpoint = f"ipc://{folder}/latentd.sock"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
@@ -55,7 +68,7 @@ class Manager:
             "NOTIFY_SOCKET": str(folder / "notify"),
             "WATCHDOG_USEC": "600000",
         }
-        command = [sys.executable, "-c", SERVE, self.endpoint]
+        command = [sys.executable, "-c", script, self.endpoint]
         self.process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
 
     def wait_for(self, field: str) -> list[str]:
@@ -95,3 +108,16 @@ def test_a_device_fault_is_told_to_clients_and_ends_the_process_with_70(manager:
     assert fault.value.code == "device_fault"
     assert manager.process.wait(5) == 70
     client.close()
+
+
+@pytest.mark.parametrize("reaction", ["raise KeyError", "return FakeEngine()"])
+def test_sigterm_while_loading_ends_cleanly_whatever_it_interrupts(
+    tmp_path: Path, reaction: str
+) -> None:
+    script = SERVE.replace("\ndaemon =", INTERRUPTED.format(reaction=reaction).rstrip("\n"))
+    manager = Manager(tmp_path, script)
+    manager.wait_for("STATUS=loading")
+    manager.process.terminate()
+    manager.wait_for("STOPPING=1")
+    assert manager.process.wait(10) == 0
+    manager.socket.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -108,4 +109,4 @@ def print_text(tokens: Iterator[int]) -> None:
 
 
 def _text(argument: str) -> str:
-    return sys.stdin.read() if argument == "-" else argument
+    return os.fsdecode(sys.stdin.buffer.read()) if argument == "-" else argument

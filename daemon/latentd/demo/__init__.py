@@ -17,8 +17,10 @@ def model_dir() -> Path:
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of `text`: its UTF-8 bytes, 0 to 255. Byte 0 starts a document (bos and eos)."""
-    return list(text.encode("utf-8"))
+    """Token ids of `text`: its UTF-8 bytes, 0 to 255. Byte 0 starts a document (bos and eos).
+    Bytes of a command line that were no UTF-8 (surrogates, see os.fsdecode) are taken as they were.
+    """
+    return list(text.encode("utf-8", "surrogateescape"))
 
 
 def decode(ids: Iterable[int]) -> str:

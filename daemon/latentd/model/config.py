@@ -28,6 +28,9 @@ LINEAR_STEP = 32
 LATENT_NORM_EPS = 1e-6
 """Of q_a_layernorm and kv_a_layernorm, whatever rms_norm_eps says (so does the reference)."""
 
+MAX_LAYERS = 1024
+"""Far above any model's; a damaged number must not keep the reader busy without end."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -102,6 +105,8 @@ class ModelConfig:
             raise fields.refuse("num_attention_heads", f"1 to {MAX_HEADS}")
         fields.demand("num_key_value_heads", heads)
         layers = fields.integer("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise fields.refuse("num_hidden_layers", f"1 to {MAX_LAYERS}")
         moe, moe_layers = read_moe(fields, model_type, layers)
         config = cls(
             model_type=model_type,
@@ -176,7 +181,7 @@ def _read_json(file: Path) -> dict[str, object]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; a checkpoint directory has one") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: not a JSON object")
