@@ -123,6 +123,11 @@ def reverse(engine: Engine) -> None:
     engine.slots.pool.reorder(engine.slots.pool.free_pages()[::-1])
 
 
+def next_pages(engine: Engine, count: int) -> list[int]:
+    """The pages that are handed out next."""
+    return engine.slots.pool.free_pages()[:count]
+
+
 def slab_bytes(engine: Engine) -> NDArray[np.uint8]:
     """A copy of the slab's bytes on the host."""
     import torch

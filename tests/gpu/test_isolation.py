@@ -10,6 +10,7 @@ import pytest
 import scenarios
 from latentd.operations import SamplingParams
 from latentd.options import BUCKETS
+from latentd.selftest_probe import slab_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +27,15 @@ pytestmark = pytest.mark.gpu
 def test_page_order_and_dirty_pages_change_no_logit(start: Start, numerics: str) -> None:
     engine = start(device="cuda", max_ctx=256, max_slots=2, kv_pages=12, numerics=numerics)
     prompt, forced = scenarios.draw_tokens(50, 1), scenarios.draw_tokens(200, 2)
+    clean = scenarios.next_pages(engine, 4)
+    assert not slab_of(engine)[clean].any()
     first = scenarios.decode(engine, prompt, forced)
     for arrange in (scenarios.reverse, lambda e: scenarios.scramble(e, 3)):
-        # Another slot's latents lie in the pages that come next.
-        scenarios.close(engine, scenarios.open_slot(engine, scenarios.draw_tokens(255, 9)))
         arrange(engine)
+        scenarios.close(engine, scenarios.open_slot(engine, scenarios.draw_tokens(255, 9)))
+        pages = scenarios.next_pages(engine, 4)  # with the other slot's latents in them
+        assert pages != clean
+        assert all(bool(page.any()) for page in slab_of(engine)[pages])
         assert scenarios.decode(engine, prompt, forced) == first
 
 
