@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import scenarios
+from latentd import backend
 from latentd.backend_device import choose_device
+from latentd.checkpoint import CheckpointError
 from latentd.options import EngineOptions, SelftestFailed, StartError
 from latentd.selftest import run_selftest
 from latentd.selftest_probe import slab_of
+from latentd_kernels import ARITHMETIC_VERSION
 from latentd_kernels.driver import device_count
 
 if TYPE_CHECKING:
@@ -86,6 +89,36 @@ def test_the_fingerprint_names_numerics_dtype_and_weights(start: Start) -> None:
         for changes in ({}, {"numerics": "landed"}, {"dtype": "float32"}, {"seed": 1}, {})
     }
     assert len(fingerprints) == 4
+
+
+def test_the_fingerprint_names_the_arithmetic_version_and_the_config(
+    start: Start, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {start().info.fingerprint}
+    found.add(start(model_dir=write_config(rms_norm_eps=1e-5)).info.fingerprint)
+    monkeypatch.setattr(backend, "ARITHMETIC_VERSION", ARITHMETIC_VERSION + 1)
+    found.add(start().info.fingerprint)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"weights": "checkpoint"}, CheckpointError, "neither model.safetensors nor"),
+        ({"max_ctx": 5000}, StartError, "max_ctx is 5000"),
+    ],
+    ids=["checkpoint", "max_ctx"],
+)
+def test_what_cannot_be_served_is_refused_before_a_device_is_looked_for(
+    start: Start, changes: dict[str, object], error: type[Exception], words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def choose(options: EngineOptions) -> None:
+        raise AssertionError("the device was asked")
+
+    monkeypatch.setattr(backend, "choose_device", choose)
+    with pytest.raises(error, match=words):
+        start(device="cuda", **changes)
 
 
 def test_the_report_tells_phases_and_sizes(start: Start) -> None:
