@@ -166,6 +166,14 @@ def test_check_prints_the_memory_plan(tiny: Path) -> None:
         assert part in done.stdout
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_check_plans_for_the_device_that_is_asked_for(tiny: Path, device: str) -> None:
+    flags = ("--weights", "random", "--config", str(tiny), "--max-ctx", "2048", "--max-slots", "4")
+    done = latentd("check", *flags, "--device", device)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"\non {device}:\n" in done.stdout
+
+
 def test_check_refuses_a_pool_that_cannot_hold_one_slot(tiny: Path) -> None:
     flags = ("--weights", "random", "--config", str(tiny), "--max-ctx", "2048", "--kv-pages", "31")
     done = latentd("check", *flags, "--device", "cpu")

@@ -38,9 +38,11 @@ def run(args: argparse.Namespace) -> int:
     require_daemon("check")
     import torch  # and what needs it; this command is refused without it
 
+    from latentd.backend_device import choose_device
     from latentd.checkpoint import inspect
     from latentd.memory import available_host_bytes, plan
     from latentd.model.config import ModelConfig
+    from latentd.options import StartError
 
     config = ModelConfig.from_dir(options.model_dir)
     print("\n".join(describe(options.name or options.model_dir.resolve().name, config)))
@@ -51,11 +53,13 @@ def run(args: argparse.Namespace) -> int:
             f"checkpoint  {len(report.files)} files, {len(report.entries)} tensors, "
             f"{gib(report.bytes_total)}{skipped}"
         )
-    has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if options.device == "cuda" or has_cuda else "cpu")
-    free_bytes: int | None = available_host_bytes()
-    if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info()[0] if has_cuda else None
+    try:
+        device, _ = choose_device(options)
+    except StartError:  # the GPU that was asked for is elsewhere: a plan without its free memory
+        device, free_bytes = torch.device("cuda"), None
+    else:
+        has_cuda = device.type == "cuda"
+        free_bytes = torch.cuda.mem_get_info()[0] if has_cuda else available_host_bytes()
     print("\n".join(table(plan(config, options, device, free_bytes), device.type)))
     return 0
 
