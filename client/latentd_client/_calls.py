@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from latentd_client import protocol
-from latentd_client._exchange import Call, Pending, Reply, refusal
+from latentd_client._exchange import Call, Pending, Reply, refusal, seconds
 from latentd_client._slot import BaseSlot, read_step, whole
 from latentd_client._streaming import settle
 from latentd_client._version import __version__
@@ -39,10 +39,14 @@ class Calls:
     """The calls of one session. `session` and `info` are set by `hello`."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = seconds(timeout_s)
         self.session = ""
         self.info: DaemonInfo | None = None
         self.orphans: list[Header] = []  # slots whose open was given up, to be closed
+
+    def limit(self, timeout_s: float | None) -> float:
+        """The time of a call in seconds."""
+        return self.timeout_s if timeout_s is None else seconds(timeout_s)
 
     def hello(self, timeout_s: float) -> Script[DaemonInfo]:
         """Agree on a version and start a session."""
@@ -77,7 +81,7 @@ class Calls:
             fields["sampling"] = sampling.to_wire()
         if logits:
             fields["logits"] = True
-        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
+        fields["deadline_s"] = self.limit(timeout_s)
         call = Call("open", fields, raw, timeout_s)
         if key is None:
             call.on_late = self.orphans.append
@@ -108,7 +112,7 @@ class Calls:
             yield from settle(self, slot)
         fields = slot.row(token, logits, sampling)
         fields["session"] = self.session
-        fields["deadline_s"] = self.timeout_s if timeout_s is None else timeout_s
+        fields["deadline_s"] = self.limit(timeout_s)
         reply = yield Call("step", fields, (), timeout_s)
         return slot.advance(read_step(reply.header, reply.raw))
 
@@ -122,7 +126,7 @@ class Calls:
         fields = {
             "session": self.session,
             "rows": [slot.row(token, logits, None) for slot, token in pairs],
-            "deadline_s": self.timeout_s if timeout_s is None else timeout_s,
+            "deadline_s": self.limit(timeout_s),
         }
         header, raw = yield Call("step", fields, (), timeout_s)
         results = header.get("rows")

@@ -5,6 +5,7 @@ No sockets, no clock of its own and no threads: it turns calls into frames and f
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from latentd_client.protocol import Header, Tensor
+
+
+MAX_TIMEOUT_S = 1e9
+"""Thirty years: neither locks nor the wire know infinity."""
+
+
+def seconds(value: float, what: str = "timeout_s") -> float:
+    """A time limit of a caller; infinity becomes MAX_TIMEOUT_S. Raises ProtocolError."""
+    try:
+        limit_s = float(value)
+    except (TypeError, ValueError):
+        limit_s = math.nan
+    if not limit_s >= 0:
+        raise ProtocolError(f"{what} is {value!r:.40}, must be a number of seconds, 0 or more")
+    return min(limit_s, MAX_TIMEOUT_S)
 
 
 class Reply(NamedTuple):
@@ -40,6 +56,11 @@ class Call:
     expect: bool = True
     is_kept: bool = False
     pending: Pending | None = None
+
+    def __post_init__(self) -> None:
+        """Check the caller's time limit."""
+        if self.timeout_s is not None:
+            self.timeout_s = seconds(self.timeout_s)
 
 
 @dataclass(eq=False, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd_client import protocol
 from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
 from latentd_client.errors import ConnectionLost
 
@@ -35,6 +36,8 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 def connect(dealer: zmq.Socket[bytes], endpoint: str) -> None:
     """Connect after looking whether somebody listens. Raises ConnectionLost if not."""
     check_listener(endpoint)
+    if not protocol.has_port(endpoint):
+        raise ConnectionLost(f"cannot connect to {endpoint}: its port is not 0 to 65535")
     try:
         dealer.connect(endpoint)
     except zmq.ZMQError as error:
@@ -68,7 +71,7 @@ class Link:
         self._losses: Callable[[], int] = lambda: 0
         try:
             connect(self.socket, endpoint)
-        except ConnectionLost:
+        except BaseException:  # left open it would keep the context's end waiting
             self.socket.close()
             raise
 

@@ -45,7 +45,7 @@ def _start(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
     """Send the stream's request and take its first frame."""
     fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
     fields |= {"max_steps": reader.left, "stop": reader.stop, "credit": reader.window}
-    fields["deadline_s"] = calls.timeout_s if reader.timeout_s is None else reader.timeout_s
+    fields["deadline_s"] = calls.limit(reader.timeout_s)
     if reader.sampling is not None:
         fields["sampling"] = reader.sampling.to_wire()
     reader.call = Call("stream", fields, (), reader.timeout_s, is_kept=True)

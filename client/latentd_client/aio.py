@@ -47,10 +47,10 @@ class AsyncClient:
     ) -> None:  # fmt: skip
         """Takes what `Client` takes; connects in `connect`."""
         self.endpoint = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
-        self.timeout_s = timeout_s
+        self._calls = Calls(timeout_s)
+        self.timeout_s = self._calls.timeout_s
         self.is_closed = False
         self._connect_timeout_s = connect_timeout_s
-        self._calls = Calls(timeout_s)
         self._exchange = Exchange()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None

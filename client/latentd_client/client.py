@@ -11,7 +11,7 @@ import zmq
 
 from latentd_client import protocol
 from latentd_client._calls import Calls
-from latentd_client._exchange import Call, Pending
+from latentd_client._exchange import Call, Pending, seconds
 from latentd_client._link import Link, check_listener
 from latentd_client._watch import Watch
 from latentd_client.control import Control
@@ -46,10 +46,10 @@ class Client:
         Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
         """
         self.endpoint = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
-        self.timeout_s = timeout_s
+        self._calls = Calls(timeout_s)
+        self.timeout_s = self._calls.timeout_s
         self.is_closed = False
         self._lock = threading.Lock()
-        self._calls = Calls(timeout_s)
         self._known_losses = 0
         self._gone: ConnectionLost | None = None
         self._control: Control | None = None
@@ -148,7 +148,7 @@ class Client:
 
     def _run(self, script: Script[T], timeout_s: float | None) -> T:
         """Drive a script, when its turn has come."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
         if not self._lock.acquire(timeout=limit_s):
             raise DeadlineExceeded(
                 f"another thread's call took all of {limit_s:.3g} s; this one was not sent"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd_client import protocol
-from latentd_client._exchange import Call
+from latentd_client._exchange import Call, seconds
 from latentd_client._link import Link
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Control:
         if endpoint is None:
             data = os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
             endpoint = protocol.control_endpoint(data)
-        self.timeout_s = timeout_s
+        self.timeout_s = seconds(timeout_s)
         self._lock = threading.Lock()
         self._context = zmq.Context()
         try:

@@ -137,6 +137,15 @@ def pick_raw(value: object, raw: Sequence[Tensor]) -> Tensor | None:
     return raw[index] if type(index) is int and 0 <= index < len(raw) else None
 
 
+def has_port(endpoint: str) -> bool:
+    """Whether a tcp endpoint ends with a port or `*`; others need none. libzmq does not look: it
+    takes 99999 for 34463."""
+    port = endpoint.rpartition(":")[2]
+    if not endpoint.startswith("tcp://") or port == "*":
+        return True
+    return port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
 def control_endpoint(endpoint: str) -> str:
     """Where the control socket is when nobody says otherwise: beside the data socket, with .ctl
     for .sock (never a longer path, the system allows 107 bytes), or the next tcp port."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd_client import protocol
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -40,7 +42,7 @@ class Binding:
             if endpoint.startswith("ipc://"):
                 self._bind_path(socket, endpoint[6:])
             elif endpoint.startswith("tcp://"):
-                _check_loopback(endpoint)
+                _check_address(endpoint)
                 socket.bind(endpoint)
                 last = socket.getsockopt(zmq.LAST_ENDPOINT)
                 self.endpoint = bytes(last).rstrip(b"\0").decode()
@@ -116,7 +118,9 @@ def _check_directory(directory: str) -> None:
         )  # fmt: skip
 
 
-def _check_loopback(endpoint: str) -> None:
+def _check_address(endpoint: str) -> None:
+    if not protocol.has_port(endpoint):
+        raise EndpointError(f"endpoint {endpoint}: it must end with a port, 0 to 65535")
     host = endpoint[6:].rpartition(":")[0].strip("[]")
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback

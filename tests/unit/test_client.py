@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -392,6 +393,34 @@ def test_an_open_whose_daemon_was_killed_ends_at_once(connect: Connect, endpoint
         with pytest.raises(ConnectionLost, match="broke"):
             client.open([1, 2, 3])
         client.close()
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, -1, "soon"], ids=str)
+def test_a_time_limit_that_is_none_is_refused(
+    connect: Connect, running: Running, timeout_s: Any
+) -> None:
+    with pytest.raises(ProtocolError, match="timeout_s is"):
+        connect(running.endpoint, timeout_s=timeout_s)
+    with connect(running.endpoint) as client:
+        slot = client.open([1])
+        for call in (slot.step, client.ping, slot.close):
+            with pytest.raises(ProtocolError, match="timeout_s is"):
+                call(timeout_s=timeout_s)
+        assert slot.step().context_len == 2
+
+
+def test_a_caller_may_wait_forever(connect: Connect, running: Running) -> None:
+    with connect(running.endpoint, timeout_s=math.inf, connect_timeout_s=math.inf) as client:
+        slot = client.open([1])
+        assert slot.step(timeout_s=math.inf).context_len == 2
+        assert len(list(slot.stream(3, timeout_s=math.inf))) == 3
+        assert client.ping(timeout_s=1e300) > 0
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:99999", "tcp://127.0.0.1"])
+def test_a_port_that_does_not_exist_is_refused(connect: Connect, endpoint: str) -> None:
+    with pytest.raises(ConnectionLost, match="port"):
+        connect(endpoint)
 
 
 def test_a_last_reply_is_read_before_the_loss_of_the_connection(running: Running) -> None:

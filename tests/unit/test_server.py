@@ -330,7 +330,16 @@ def test_a_path_has_at_most_107_bytes(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.1.2:5", "udp://x", "ipc://relative.sock"],
+    [
+        "tcp://0.0.0.0:5555",
+        "tcp://*:5555",
+        "tcp://192.168.1.2:5",
+        "udp://x",
+        "ipc://relative.sock",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:99999",
+        "tcp://[::1]:x",
+    ],
 )
 def test_an_endpoint_that_is_not_local_is_refused(endpoint: str) -> None:
     with pytest.raises(EndpointError):
