@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,6 +58,7 @@ class Daemon:
             signal.signal(number, self._terminate)
         signal.signal(signal.SIGHUP, self._hang_up)
         begin = time.monotonic()
+        raise_file_limit()
         check_endpoints(server_options)
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core for the sockets
         with leaving_on_device_fault():
@@ -109,6 +111,15 @@ class Daemon:
             log.error("reload failed, the old settings stay: %s", error)
         if self._server is not None:
             self._notifier.send(READY=1)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, usually far more than the 1024 of a shell:
+    libzmq aborts the process when a client connects and no descriptor is left."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    with suppress(OSError, ValueError):  # then the limit stays as it was
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def check_endpoints(options: ServerOptions) -> None:

@@ -123,11 +123,17 @@ class Sessions:
         return iter(self._sessions.values())
 
     def create(self, now: float) -> Session:
-        """A new session. Raises RequestRejected("busy") at MAX_SESSIONS."""
+        """A new session. At MAX_SESSIONS the one that owns nothing and was silent longest gives
+        way (clients that die in a loop leave many); RequestRejected("busy") when all own something.
+        """
         if len(self._sessions) >= MAX_SESSIONS:
-            raise RequestRejected(
-                "busy", f"{MAX_SESSIONS} sessions are open", retry_after_s=self.lease_s
-            )
+            idle = [s for s in self if not (s.slots or s.opens or s.running)]
+            if not idle:
+                raise RequestRejected(
+                    "busy", f"all {MAX_SESSIONS} sessions have slots; close one or retry later",
+                    retry_after_s=self.lease_s,
+                )  # fmt: skip
+            self.remove(min(idle, key=lambda session: session.expires_at))
         session = Session(self.boot_id + secrets.token_hex(16), now + self.lease_s)
         self._sessions[session.token] = session
         return session

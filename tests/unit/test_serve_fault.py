@@ -1,6 +1,7 @@
 """The serving process over a fake engine: a device fault, and what the service manager hears."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_a_device_fault_is_told_to_clients_and_ends_the_process_with_70(manager:
     assert fault.value.code == "device_fault"
     assert manager.process.wait(5) == 70
     client.close()
+
+
+def test_the_daemon_takes_all_files_that_it_may_open() -> None:
+    from latentd.serve import raise_file_limit
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("reaction", ["raise KeyError", "return FakeEngine()"])

@@ -101,6 +101,22 @@ def test_a_session_of_another_life_is_told_of_the_restart() -> None:
     assert refused.value.code == "epoch_gone"
 
 
+def test_among_too_many_sessions_the_one_that_owns_nothing_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("latentd.sessions.MAX_SESSIONS", 3)
+    sessions = Sessions(10, 5)
+    owner, silent, renewed = (sessions.create(float(now)) for now in range(3))
+    owner.slots[0, 1] = SlotRecord(0, 1)
+    fresh = sessions.create(3.0)
+    assert (set(sessions), silent.is_gone) == ({owner, renewed, fresh}, True)
+    for session in (renewed, fresh):
+        session.slots[1, 1] = SlotRecord(1, 1)
+    with pytest.raises(RequestRejected, match="all 3 sessions") as refused:
+        sessions.create(4.0)
+    assert refused.value.code == "busy"
+
+
 def test_overdue_tells_the_lost_from_the_ended() -> None:
     sessions = Sessions(10, 5)
     session = sessions.create(0.0)
