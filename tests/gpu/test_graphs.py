@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 import scenarios
@@ -98,16 +97,6 @@ def test_padding_rows_change_no_byte_of_the_slab(start: Start) -> None:
         engine.backend.launch(NOTHING, bucket)
         engine.backend.wait()
     assert (scenarios.slab_bytes(engine) == before).all()
-
-
-def test_a_step_writes_one_row_a_layer(start: Start) -> None:
-    engine = start(device="cuda", max_ctx=100, max_slots=16)
-    slot = scenarios.open_slot(engine, scenarios.draw_tokens(70, 5))
-    before = scenarios.slab_bytes(engine)
-    scenarios.step(engine, [(slot, 1)], 16)  # beside 15 padding rows
-    (page,) = engine.slots.table[slot.request.slot_id, 1:2].tolist()
-    changed = np.argwhere((scenarios.slab_bytes(engine) != before).any(axis=-1))
-    assert changed.tolist() == [[page, layer, 70 % 64] for layer in range(2)]
 
 
 def test_an_automatic_pool_measures_the_graphs_first(start: Start) -> None:

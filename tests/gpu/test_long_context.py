@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import promises
 import scenarios
-from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,15 +44,4 @@ def test_1100_steps_repeat_with_graphs_and_without(start: Start, numerics: str) 
 
 
 def test_max_ctx_need_not_be_a_multiple_of_the_page(start: Start) -> None:
-    engine = start(device="cuda", max_ctx=100, max_slots=1)
-    for length in (100, 101):
-        with pytest.raises(RequestRejected, match="at most 99"):
-            engine.admit_open([1] * length, scenarios.GREEDY, False)
-    slot = scenarios.open_slot(engine, scenarios.draw_tokens(99, 1))
-    scenarios.step(engine, [(slot, None)])
-    errors = set()
-    for _ in range(10):
-        with pytest.raises(RequestRejected) as refusal:
-            scenarios.step(engine, [(slot, None)])
-        errors.add((refusal.value.code, str(refusal.value)))
-    assert [code for code, _ in errors] == ["context_full"]
+    promises.the_context_limit_is_kept(start(device="cuda", max_ctx=100, max_slots=1))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
+import promises
 import scenarios
-from latentd.operations import SamplingParams
 from latentd.plans import StepPlan
-from latentd.selftest_probe import slab_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,17 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("numerics", ["f32", "landed"])
 def test_page_order_and_dirty_pages_change_no_logit(start: Start, numerics: str) -> None:
     engine = start(max_ctx=256, max_slots=2, kv_pages=12, numerics=numerics)
-    prompt, forced = scenarios.draw_tokens(50, 1), scenarios.draw_tokens(200, 2)
-    clean = scenarios.next_pages(engine, 4)
-    assert not slab_of(engine)[clean].any()
-    first = scenarios.decode(engine, prompt, forced)
-    for arrange in (scenarios.reverse, lambda e: scenarios.scramble(e, 3)):
-        arrange(engine)
-        scenarios.close(engine, scenarios.open_slot(engine, scenarios.draw_tokens(255, 9)))
-        pages = scenarios.next_pages(engine, 4)  # with the other slot's latents in them
-        assert pages != clean
-        assert all(bool(page.any()) for page in slab_of(engine)[pages])
-        assert scenarios.decode(engine, prompt, forced) == first
+    promises.page_order_and_dirty_pages_change_no_logit(engine)
 
 
 def test_a_row_alone_has_the_bits_of_the_row_in_every_bucket(start: Start) -> None:
@@ -82,55 +70,22 @@ def test_padding_rows_change_no_byte_of_the_slab(start: Start) -> None:
 
 
 def test_a_step_writes_one_row_a_layer(start: Start) -> None:
-    engine = start(max_ctx=100, max_slots=4)
-    slot = scenarios.open_slot(engine, scenarios.draw_tokens(70, 5))
-    before = scenarios.slab_bytes(engine)
-    scenarios.step(engine, [(slot, 1)], 4)
-    after = scenarios.slab_bytes(engine)
-    (page,) = engine.slots.table[slot.request.slot_id, 1:2].tolist()
-    changed = np.argwhere((after != before).any(axis=-1))  # page, layer, offset
-    assert changed.tolist() == [[page, layer, 70 % 64] for layer in range(2)]
+    promises.a_step_writes_one_row_a_layer(start(max_ctx=100, max_slots=4))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_streams_and_steps_sample_the_same_tokens(start: Start, temperature: float) -> None:
-    sampling = SamplingParams(temperature, top_k=50, top_p=0.95, seed=(1 << 64) - 3)
-    engine = start()
-    slot = scenarios.open_slot(engine, [1, 2, 3], sampling)
-    streamed = [slot.token, *scenarios.stream(engine, slot, 20)]
-    other = scenarios.open_slot(engine, [1, 2, 3], sampling)
-    stepped = [other.token]
-    for _ in range(20):
-        scenarios.step(engine, [(other, None)])
-        stepped.append(other.token)
-    assert stepped == streamed
+    promises.streams_and_steps_sample_the_same_tokens(start(), temperature, 20)
 
 
 def test_the_device_table_follows_the_mirror(start: Start) -> None:
     engine = start(max_ctx=200, max_slots=3, kv_pages=12)
-    table = engine.backend.runner.buffers.inputs.block_table  # type: ignore[attr-defined]
-    slots = [scenarios.open_slot(engine, scenarios.draw_tokens(130, n)) for n in range(3)]
-    assert (table.numpy() == engine.slots.table).all()
-    scenarios.take_back(engine, slots[0], 60)
-    scenarios.close(engine, slots[1])
-    scenarios.open_slot(engine, [5])
-    assert (table.numpy() == engine.slots.table).all()
-    assert (table.numpy()[slots[0].request.slot_id, 1:] == -1).all()
+    promises.the_device_table_follows_the_mirror(engine)
 
 
 def test_the_bits_do_not_depend_on_how_far_out_a_page_lies(
     write_config: Callable[..., object], start: Start
 ) -> None:
-    # 24 layers: an int32 element offset wraps at page 2428, a signed byte offset before that.
     path = write_config(num_hidden_layers=24, n_routed_experts=None)
     engine = start(model_dir=path, max_ctx=130, max_slots=2, kv_pages=5000)
-    prompt, forced = scenarios.draw_tokens(62, 6), scenarios.draw_tokens(4, 7)
-    pool = engine.slots.pool
-    slab = engine.backend.runner.buffers.slab  # type: ignore[attr-defined]
-    outcomes = []
-    for pages in ([1, 2], [4999, 4861]):
-        pool.reorder(pages + [page for page in pool.free_pages() if page not in pages])
-        logits = scenarios.decode(engine, prompt, forced)
-        outcomes.append((logits, [slab[page].float().numpy().tobytes() for page in pages]))
-    assert outcomes[0] == outcomes[1]
-    assert all(np.frombuffer(written, np.float32).any() for written in outcomes[0][1])
+    promises.far_pages_give_the_same_bits(engine, steps=4)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
+import promises
 import scenarios
-from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,17 +34,4 @@ def test_1100_steps_at_max_ctx_2048_are_finite_and_repeat(start: Start) -> None:
 
 
 def test_max_ctx_need_not_be_a_multiple_of_the_page(start: Start) -> None:
-    engine = start(max_ctx=100, max_slots=1)
-    for length in (100, 101):
-        with pytest.raises(RequestRejected, match="at most 99") as refusal:
-            engine.admit_open([1] * length, scenarios.GREEDY, False)
-        assert refusal.value.code == "context_full"
-    slot = scenarios.open_slot(engine, scenarios.draw_tokens(99, 1))
-    scenarios.step(engine, [(slot, None)])
-    assert slot.length == 100
-    errors = set()
-    for _ in range(10):
-        with pytest.raises(RequestRejected) as refusal:
-            scenarios.step(engine, [(slot, None)])
-        errors.add((refusal.value.code, str(refusal.value)))
-    assert [code for code, _ in errors] == ["context_full"]
+    promises.the_context_limit_is_kept(start(max_ctx=100, max_slots=1))
