@@ -65,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fill_closed_streams() -> None:
-    """Python has None for a stream whose descriptor was closed (`>&-`); nobody reads it, and no
-    socket shall get its number."""
-    for name in ("stdout", "stderr"):
+    """Python has None for a stream whose descriptor was closed (`>&-`): nothing comes from it,
+    nobody reads it, and no socket shall get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the end
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
 
 
 def _fail(prog: str, error: Exception, code: int) -> int:

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def retry(work: Work) -> None:
-    """Try again what full peers could not take."""
-    work.outbox.flush()
+def retry(work: Work) -> bool:
+    """Try again what full peers could not take; whether one of them took anything."""
+    has_moved = work.outbox.flush()
     for run in list(work.undelivered):
+        sent = run.sent
         work.deliver(run)
+        has_moved |= run.sent != sent or run not in work.undelivered
+    return has_moved
 
 
 def drop_late_opens(work: Work) -> None:

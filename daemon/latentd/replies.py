@@ -84,15 +84,18 @@ class Outbox:
         """Whether older replies to the peer are parked (later ones must queue up behind them)."""
         return peer in self._parked
 
-    def flush(self) -> None:
-        """Try the parked replies again."""
+    def flush(self) -> bool:
+        """Try the parked replies again; whether one has gone."""
+        has_moved = False
         for peer, parked in list(self._parked.items()):
             while parked:
                 if self.try_send(peer, parked[0]) is Sent.FULL:
                     break
                 parked.popleft()
+                has_moved = True
             if not parked:
                 del self._parked[peer]
+        return has_moved
 
     def refuse(self, peer: bytes, request_id: int | None, refusal: RequestRejected) -> None:
         """Send a refusal."""

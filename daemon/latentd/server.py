@@ -37,8 +37,9 @@ TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
 """The same when idle (four wake-ups a second), and between two looks at leases."""
-RETRY_S = 0.002
-"""Between two attempts to send to a full peer."""
+RETRY_S, MAX_RETRY_S = 0.002, 0.02
+"""Between two attempts to send to full peers; doubled while none of them takes anything (one that
+is stopped in a debugger must not keep the daemon busy)."""
 FLUSH_MS = 300
 """Longest wait for the last replies to leave."""
 
@@ -59,6 +60,7 @@ class Server:
         self._tick_at = 0.0
         self._leases_at = 0.0
         self._retry_at = 0.0
+        self._retry_s = RETRY_S
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
 
@@ -112,8 +114,9 @@ class Server:
                 if now >= self._tick_at or self._posts:
                     self._tick(now)
                 if now >= self._retry_at and (self._outbox.has_parked or work.undelivered):
-                    self._retry_at = now + RETRY_S
-                    housekeeping.retry(work)
+                    has_moved = housekeeping.retry(work)
+                    self._retry_s = RETRY_S if has_moved else min(MAX_RETRY_S, 2 * self._retry_s)
+                    self._retry_at = now + self._retry_s
                 if self._stop_at is not None and self._is_done(self._stop_at):
                     return
                 if not engine.has_work and not self._posts:

@@ -134,7 +134,7 @@ def test_check_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_closed_stdout_is_no_error(args: str) -> None:
     from latentd.demo import model_dir
 
-    command = f"{sys.executable} -m latentd {args.format(model=model_dir())} >&-"
+    command = f"{sys.executable} -m latentd {args.format(model=model_dir())} <&- >&-"
     code, _, stderr = shell(command)
     assert (code, stderr) == (0, "")
 

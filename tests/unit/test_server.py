@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from fakes import FakeEngine
 from gates import Gate, wait_until
@@ -12,6 +13,7 @@ from latentd.control import check_owner
 from latentd.endpoint import EndpointError
 from latentd.operations import DeviceFault
 from latentd.plans import StepOutputs
+from latentd.replies import Outbox
 from latentd.server import Server, ServerOptions
 from latentd_client import Client, ConnectionLost, Control, RequestRejected
 from serving import Peer, seat, serving
@@ -344,6 +346,18 @@ def test_a_path_has_at_most_107_bytes(tmp_path: Path, size: int) -> None:
 def test_an_endpoint_that_is_not_local_is_refused(endpoint: str) -> None:
     with pytest.raises(EndpointError):
         Server(FakeEngine(), ServerOptions(endpoint=endpoint)).bind()
+
+
+def test_a_full_peer_says_when_it_takes_something_again() -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as full:
+        outbox = Outbox(full)  # not connected: every send would block
+        outbox.send(b"peer", {"v": 1})
+        assert (outbox.has_parked, outbox.flush()) == (True, False)
+        with context.socket(zmq.PAIR) as reader:
+            reader.bind("inproc://reader")
+            full.connect("inproc://reader")
+            assert (outbox.flush(), outbox.has_parked) == (True, False)
+            assert reader.recv_multipart()[0] == b"peer"
 
 
 def test_tcp_is_served_on_loopback() -> None:

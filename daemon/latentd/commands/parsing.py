@@ -82,6 +82,4 @@ def require_daemon(command: str) -> None:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            raise ConfigError(
-                f"{command} needs {module}: pip install 'latentd[daemon]'"
-            ) from None
+            raise ConfigError(f"{command} needs {module}: pip install 'latentd[daemon]'") from None
