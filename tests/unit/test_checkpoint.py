@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,10 +13,10 @@ from latentd.checkpoint import CheckpointError, inspect, load
 from latentd.model.config import ModelConfig
 from latentd.model.random_weights import random_weights
 from latentd.model.weights import MoeWeights, allocate, destinations, tensors, weight_bytes
+from latentd.shards import map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Tensors = dict[str, torch.Tensor]
 
@@ -138,6 +139,19 @@ def test_small_chunks_give_the_same_weights(
     monkeypatch.setattr(weight_stream, "CHUNK_BYTES", 1000)
     cut = load_cpu(tmp_path)
     assert all(torch.equal(x, y) for x, y in zip(tensors(whole), tensors(cut), strict=True))
+
+
+def test_values_are_read_in_place_from_the_map_of_their_file(tmp_path: Path) -> None:
+    write(tmp_path, random_tensors(CONFIG))
+    file = tmp_path / "model.safetensors"
+    (values,) = map_tensors(file, [EXPERT]).values()
+    address = values.data_ptr()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        first, last = (int(edge, 16) for edge in line.split(" ", 1)[0].split("-"))
+        if first <= address < last:
+            assert line.endswith(str(file)), "the values are a copy in host memory"
+            return
+    raise AssertionError("the values lie in no mapping")
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
