@@ -1,0 +1,106 @@
+"""What the contract of the kernels forbids, looked for in their sources."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from latentd_kernels import geometry
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.manifest import SOURCES
+
+WAITING = {  # device functions that call pdl_wait for their kernel
+    "norm_row": "elementwise.cu",
+    "skinny_product": "product.cuh",
+    "tiled_product": "product.cuh",
+}
+ENTRY = 'extern "C" __global__'
+
+
+def code_of(name: str) -> str:
+    """A source without comments and line continuations."""
+    return re.sub(r"//[^\n]*|\\\n", "", (SOURCES / name).read_text(encoding="utf-8"))
+
+
+def block_at(code: str, start: int) -> str:
+    """From `start`, which lies inside a block, to the end of that block."""
+    depth = 1
+    for place in range(start, len(code)):
+        depth += {"{": 1, "}": -1}.get(code[place], 0)
+        if depth == 0:
+            return code[start:place]
+    raise AssertionError("a block without an end")
+
+
+def without_lambdas(body: str) -> str:
+    """A function's body without those of the lambdas in it: their returns are not its own."""
+    while found := re.search(r"\]\s*\([^()]*\)\s*\{", body):
+        inner = block_at(body, found.end())
+        body = body[: found.start()] + body[found.end() + len(inner) + 1 :]
+    return body
+
+
+def kernels(name: str) -> dict[str, str]:
+    """Bodies behind pdl_launch(), by the name of the function that calls it."""
+    code, bodies = code_of(name), {}
+    for found in re.finditer(r"\bpdl_launch\(\);", code):
+        header = re.findall(r"(\w+)\s*\([^(){}]*\)\s*\{\s*$", code[: found.start()])
+        assert header, f"{name}: pdl_launch() is not the first thing in its function"
+        bodies[header[-1]] = without_lambdas(block_at(code, found.end()))
+    return bodies
+
+
+FILES = sorted(path.name for path in SOURCES.glob("*.cu"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kernel_lets_the_next_one_launch_first_and_waits_before_it_may_return(
+    name: str,
+) -> None:
+    for kernel, body in kernels(name).items():
+        wait = re.search("|".join(rf"\b{word}\b" for word in ("pdl_wait", *WAITING)), body)
+        assert wait, f"{kernel} never waits"
+        assert not re.search(r"\breturn\b", body[: wait.start()]), f"{kernel} may leave too early"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_entry_point_is_such_a_kernel(name: str) -> None:
+    code, launching = code_of(name), kernels(name)
+    assert code.count(ENTRY) > 0
+    for found in re.finditer(re.escape(ENTRY), code):
+        start = code.index("{", found.end())
+        body = block_at(code, start + 1)
+        calls = set(re.findall(r"(\w+)\s*[<(]", body))
+        assert calls & {"pdl_launch", *launching}, code[found.start() : start]
+
+
+@pytest.mark.parametrize(("function", "name"), WAITING.items())
+def test_the_functions_that_wait_for_their_kernel_do(function: str, name: str) -> None:
+    code = code_of(name)
+    start = re.search(rf"\bvoid {function}\([^{{]*\{{", code)
+    assert start
+    body = without_lambdas(block_at(code, start.end()))
+    assert "return" not in body[: body.index("pdl_wait();")]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SOURCES.iterdir()))
+def test_no_kernel_allocates_or_adds_floats_atomically(name: str) -> None:
+    found = re.findall(r"\batomic\w*\([^,]*|\bmalloc\b|\bnew\b|\bred\.", code_of(name))
+    # The bins of the sampler are integers: exact in any order.
+    bins = ["atomicAdd(&s.mass_lo[bin]", "atomicAdd(&s.mass_hi[bin]"]
+    assert found == (bins if name == "sampling.cu" else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "constant", "value"),
+    [
+        ("common.cuh", "kPageSize", geometry.PAGE_SIZE),
+        ("common.cuh", "kLatentDim", geometry.LATENT_DIM),
+        ("common.cuh", "kRopeDim", geometry.ROPE_DIM),
+        ("splits.cuh", "kMaxSplits", geometry.MAX_SPLITS),
+        ("splits.cuh", "kMaxStepRows", MAX_CALL_ROWS),
+    ],
+)
+def test_kernels_and_python_agree_on_the_numbers(name: str, constant: str, value: int) -> None:
+    assert re.findall(rf"\bconstexpr int {constant} = (\d+);", code_of(name)) == [str(value)]
