@@ -165,7 +165,7 @@ class Ops(Protocol):
         self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
         nope_dim: int,
     ) -> None:  # fmt: skip
-        """Combine the splits of each row in ascending order (o_lat lands) and
+        """Combine the splits of each row in one fixed order (o_lat lands) and
         out[r, h] = W_UV[h] o_lat[h]. out [>=first_row + rows, heads * v] act."""
 
     def route(
