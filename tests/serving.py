@@ -56,10 +56,14 @@ def serving(endpoint: str, engine: Engine | None = None, **options: Any) -> Iter
 class Peer:
     """A DEALER that sends what it is told, well-formed or not."""
 
-    def __init__(self, endpoint: str, receive_queue: int = 1000) -> None:
+    def __init__(
+        self, endpoint: str, receive_queue: int = 1000, is_immediate: bool = False
+    ) -> None:
+        """`is_immediate`: with the option that the clients' sockets have."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVHWM, receive_queue)
+        self.socket.setsockopt(zmq.IMMEDIATE, int(is_immediate))
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
         self.socket.connect(endpoint)

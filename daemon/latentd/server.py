@@ -40,6 +40,9 @@ IDLE_TICK_S = 0.25
 RETRY_S, MAX_RETRY_S = 0.002, 0.02
 """Between two attempts to send to full peers; doubled while none of them takes anything (one that
 is stopped in a debugger must not keep the daemon busy)."""
+LAST_WORDS_S = 0.05
+"""From the last replies until the connections break, while there are clients: when libzmq sees the
+break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been asked for."""
 FLUSH_MS = 300
 """Longest wait for the last replies to leave."""
 
@@ -215,6 +218,8 @@ class Server:
     def _close(self, listener: Listener) -> None:
         """Let the last replies leave, then take everything down."""
         listener.release()
+        if len(self._work.sessions):
+            time.sleep(LAST_WORDS_S)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

@@ -360,6 +360,20 @@ def test_a_full_peer_says_when_it_takes_something_again() -> None:
             assert reader.recv_multipart()[0] == b"peer"
 
 
+def test_a_client_that_wakes_up_late_still_reads_the_last_words(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentd.server.LAST_WORDS_S", 1.0)
+    with serving(endpoint) as running, Peer(endpoint, is_immediate=True) as peer:
+        opened = peer.hello().open()
+        peer.send("stream", **seat(opened), max_steps=100, credit=1)
+        assert peer.receive()[0]["more"]
+        assert not peer.socket.poll(50)  # it sleeps
+        running.server.stop(0)
+        time.sleep(0.3)
+        assert peer.receive()[0]["end"] == "draining"
+
+
 def test_tcp_is_served_on_loopback() -> None:
     with serving("tcp://127.0.0.1:*") as running, Client(running.endpoint) as client:
         assert client.open([1]).step().context_len == 2
