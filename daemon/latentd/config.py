@@ -35,7 +35,11 @@ class Config:
     model_config: Annotated[
         Path | None,
         Setting(
-            "model", "directory with the config.json of --weights random", "path", flag="--config"
+            "model",
+            "directory with the config.json of --weights random (LATENTD_MODEL_CONFIG; in the file "
+            "model_config)",
+            "path",
+            flag="--config",
         ),
     ] = None
     seed: Annotated[

@@ -26,6 +26,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         parts, "steps", "latency and throughput of steps: one slot, several in one request, "
         "several clients, streams", run,
     )  # fmt: skip
+    parser.epilog = (
+        "Times are in microseconds. device: median of the bucket's last 1024 steps, also those "
+        "before this case; over it: p50 less device."
+    )
     parser.add_argument(
         "--steps", type=positive_int, default=1024, metavar="N",
         help="requests of each case (default %(default)s)",
