@@ -43,9 +43,6 @@ class CudaBackend:
         self._num_launches = num_launches
         self._torch_stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
         self._pending: deque[StepPlan] = deque()
-        ring = runner.buffers.ring
-        entries = ring.layout.entries
-        self._numbers = [memoryview(ring.entry(idx).step.data) for idx in range(entries)]
 
     def warm(self, buckets: Sequence[int]) -> None:
         """Run a step of padding rows in every bucket, eagerly: whatever is set up on first use is
@@ -77,13 +74,13 @@ class CudaBackend:
     def wait(self) -> StepOutputs:
         """Wait until the oldest plan's step number appears. Raises DeviceFault."""
         plan = self._pending.popleft()
-        step = self.runner.completed
+        runner = self.runner
         try:
-            self._wait_for(self._numbers[step % len(self._numbers)], step + 1)
-            logits = self._read_logits(plan.logit_rows)
+            self._wait_for(runner.oldest.step, runner.completed + 1)
+            logits = self._read_logits(plan.logit_rows) if plan.logit_rows else {}
         except (driver.DriverError, torch.AcceleratorError) as error:
             raise DeviceFault(str(error)) from error
-        return self.runner.outputs(plan, logits)
+        return runner.outputs(plan, logits)
 
     def _wait_for(self, number: memoryview, value: int) -> None:
         start_s = asked_s = time.perf_counter()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from latentd.buffers import stage
 from latentd.model.forward import decode_step, prompt_chunk
 from latentd.plans import StepOutputs, StepPlan
+from latentd.stager import Stager
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from latentd.buffers import StepBuffers
     from latentd.model.forward import Model
     from latentd_kernels.ops import Ops
-    from latentd_kernels.staging import EntryViews
 
 
 class StepRunner:
@@ -32,10 +31,12 @@ class StepRunner:
         self.buffers = buffers
         self.launched = 0
         self.completed = 0
+        ring = buffers.ring
+        self._stagers = [Stager(ring.entry(idx)) for idx in range(ring.layout.entries)]
 
     def stage(self, plan: StepPlan, bucket: int) -> None:
         """Write the plan into the next ring entry."""
-        stage(self.buffers.ring.entry(self.launched), plan, bucket)
+        self._stagers[self.launched % len(self._stagers)].stage(plan, bucket)
         self.launched += 1
 
     def decode(self, rows: int) -> None:
@@ -48,21 +49,16 @@ class StepRunner:
         b = self.buffers
         prompt_chunk(self.ops, self.model, b.acts, b.workspace, b.slab, plan.rows, plan.is_last)
 
-    def oldest(self) -> EntryViews:
-        """The ring entry of the oldest step that is not read back."""
-        return self.buffers.ring.entry(self.completed)
+    @property
+    def oldest(self) -> Stager:
+        """The entry of the oldest step that is not read back."""
+        return self._stagers[self.completed % len(self._stagers)]
 
     def outputs(self, plan: StepPlan, logits: dict[int, NDArray[np.float32]]) -> StepOutputs:
         """Read the oldest entry's outputs, which must be complete, and let it go."""
-        entry = self.oldest()
+        entry = self.oldest
         self.completed += 1
-        rows = plan.rows if not plan.is_chunk else int(plan.is_last)
-        return StepOutputs(
-            entry.tokens[:rows].tolist(),
-            entry.logprobs[:rows].tolist(),
-            logits,
-            int(entry.elapsed_ns[0]) / 1e3,
-        )
+        return entry.outputs(plan, logits)
 
 
 class CpuBackend:
@@ -88,6 +84,6 @@ class CpuBackend:
         else:
             runner.decode(bucket)
         step = runner.completed + 1
-        assert int(runner.oldest().step[0]) == step, "the step was not published"
+        assert runner.oldest.step[0] == step, "the step was not published"
         rows = runner.buffers.acts.logits
         return runner.outputs(plan, {row: rows[row].numpy().copy() for row in plan.logit_rows})

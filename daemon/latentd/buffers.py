@@ -1,7 +1,6 @@
-"""The static buffers of a step, allocated once, and the staging of a plan into a ring entry.
+"""The static buffers of a step, allocated once.
 
-Captured graphs hold the buffers' addresses, so nothing here is ever replaced. Staging is numpy on
-host memory: no torch call, no device call.
+Captured graphs hold the buffers' addresses, so nothing here is ever replaced.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
     from latentd.model.config import ModelConfig
     from latentd.options import EngineOptions
-    from latentd.plans import StepPlan
     from latentd_kernels.ops import AttentionWorkspace, StepInputs
-    from latentd_kernels.staging import EntryViews
 
 
 @dataclass(frozen=True)
@@ -77,35 +74,3 @@ def allocate_slab(
     except MemoryError as error:
         raise StartError(f"a pool of {kv_pages} pages: {error}; lower kv_pages") from None
     return torch.from_numpy(bits).view(dtype)
-
-
-def stage(entry: EntryViews, plan: StepPlan, bucket: int) -> None:
-    """Write a plan into a ring entry; rows plan.rows .. bucket - 1 become padding."""
-    rows = plan.rows
-    if bucket > rows:
-        entry.clear(bucket)
-    entry.token_ids[:rows] = plan.token_ids
-    entry.slot_idx[:rows] = plan.slot_idx
-    entry.context_len[:rows] = plan.context_len
-    entry.kv_row[:rows] = plan.kv_row
-    first = plan.sampling[0] if plan.sampling else None
-    if first is not None and all(params is first for params in plan.sampling):
-        entry.temperature[:rows] = first.temperature
-        entry.top_k[:rows] = first.top_k
-        entry.top_p[:rows] = first.top_p
-        entry.min_p[:rows] = first.min_p
-        entry.seed[:rows] = first.seed or 0  # admission has drawn one
-    else:
-        entry.temperature[:rows] = [params.temperature for params in plan.sampling]
-        entry.top_k[:rows] = [params.top_k for params in plan.sampling]
-        entry.top_p[:rows] = [params.top_p for params in plan.sampling]
-        entry.min_p[:rows] = [params.min_p for params in plan.sampling]
-        entry.seed[:rows] = [params.seed or 0 for params in plan.sampling]
-    count = len(plan.updates)
-    if count:
-        entry.updates[:count] = plan.updates
-    entry.num_updates[0] = count
-    count = len(plan.zero_pages)
-    if count:
-        entry.zero_pages[:count] = plan.zero_pages
-    entry.num_zero_pages[0] = count

@@ -33,16 +33,16 @@ def complete(work: Work, event: Event) -> None:
 
 def _step_done(work: Work, run: StepRun, event: StepDone) -> None:
     del work.runs[event.request]
-    record = run.record
-    record.running = None
     results: Header = {
         "token": event.token,
         "context_len": event.context_len,
         "logprob": event.logprob,
     }
-    record.store(run.pos, Stored(run.digest, results, event.logits))
-    for ticket, index, replayed in run.waiters:
+    for ticket, index, replayed in run.waiters:  # first of all: somebody counts the microseconds
         ticket.put(index, results, event.logits, replayed)
+    record = run.record
+    record.running = None
+    record.store(run.pos, Stored(run.digest, results, event.logits))
 
 
 def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:

@@ -142,16 +142,23 @@ class Engine:
         launches = self.launches
         return bool(launches.events or launches.in_flight or self.scheduler.has_rows)
 
-    def run(self) -> list[Event]:
-        """Launch what is runnable, wait for the oldest launch, commit it, and launch what became
-        runnable by that. Raises DeviceFault."""
+    def launch(self) -> None:
+        """See EngineProtocol. Raises DeviceFault."""
+        self.launches.launch()
+
+    def finish(self) -> list[Event]:
+        """See EngineProtocol. Raises DeviceFault."""
         launches = self.launches
-        launches.launch()
         if launches.in_flight:
             launches.finish()
             launches.launch()
         events, launches.events = launches.events, []
         return events
+
+    def run(self) -> list[Event]:
+        """See EngineProtocol. Raises DeviceFault."""
+        self.launch()
+        return self.finish()
 
     def stats(self) -> dict[str, object]:
         """Counters and gauges; times in microseconds over the last 1024 steps of each bucket."""

@@ -63,7 +63,8 @@ class Admission:
         """Queue one row and claim its page."""
         slot = self.ready_slot(slot_id, epoch, pos)
         token = self._next_token(slot, token)
-        params = self._sampling(slot, sampling)
+        params = slot.sampling if sampling is None else self._sampling(slot, sampling)
+        assert params is not None
         self.slots.extend(slot, pos + 1)
         task = StepTask(StepRequest(slot_id, epoch, pos, want_logits), slot, token, params)
         slot.task = task
@@ -104,15 +105,18 @@ class Admission:
 
     def ready_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
         """The slot, if it is idle at `pos` and may take one more token."""
-        slot = self.idle_slot(slot_id, epoch, pos)
-        if pos >= self.slots.max_ctx:
-            raise RequestRejected(
-                "context_full",
-                f"slot {slot_id} holds {pos} tokens, the limit (max_ctx) is {self.slots.max_ctx}; "
-                "truncate or close it",
-                max_ctx=self.slots.max_ctx,
-            )
-        return slot
+        table = self.slots
+        if 0 <= slot_id < table.max_slots:  # all of it at once; who fails is told why below
+            slot = table.slots[slot_id]
+            if slot.epoch == epoch > 0 and slot.task is None and slot.length == pos < table.max_ctx:
+                return slot
+        self.idle_slot(slot_id, epoch, pos)
+        raise RequestRejected(
+            "context_full",
+            f"slot {slot_id} holds {pos} tokens, the limit (max_ctx) is {table.max_ctx}; "
+            "truncate or close it",
+            max_ctx=table.max_ctx,
+        )
 
     def _prompt(self, prompt: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
         try:

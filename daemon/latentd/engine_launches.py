@@ -51,19 +51,22 @@ class Launches:
     def launch(self) -> None:
         """Launch queued rows: one decode plan and one prompt chunk at most in flight, and nothing
         behind a plan whose logits are still to be read."""
-        launches = self.in_flight
-        while len(launches) < 2 and not (launches and launches[-1].plan.logit_rows):
+        launches, queued = self.in_flight, self.scheduler
+        while queued.steps or queued.streams or queued.opens:  # mostly false after a step
+            last = launches[-1].plan if launches else None
+            if last is not None and (len(launches) > 1 or last.logit_rows):
+                return
             plan = None
-            if not any(not launch.plan.is_chunk for launch in launches):
+            if last is None or last.is_chunk:
                 plan = self._decode_plan()
-            if plan is None and not any(launch.plan.is_chunk for launch in launches):
+            if plan is None and queued.opens and (last is None or not last.is_chunk):
                 plan = self._chunk_plan()
             if plan is None:
                 return
             start_s = time.perf_counter()
             bucket = plan.rows
             if not plan.is_chunk:
-                bucket = self.buckets[bisect_left(self.buckets, plan.rows)]
+                bucket = self.buckets[bisect_left(self.buckets, bucket)]
             self.backend.launch(plan, bucket)
             launches.append(_Launch(plan, bucket, start_s))
 

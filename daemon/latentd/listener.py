@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 SEND_QUEUE = 128
 """Replies that a peer's queue holds before its streams park."""
-EVENTS, POLLIN, RCVMORE, NOBLOCK = (
-    int(value) for value in (zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE, zmq.NOBLOCK)
-)
+EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
 
 
@@ -49,7 +47,9 @@ class Listener:
         self._poller.register(self.router, zmq.POLLIN)
         self._poller.register(self._wakee, zmq.POLLIN)
         self._spin_s = options.spin_us * 1e-6
-        self._last_message = 0.0
+        self._spin_until = 0.0
+        self._is_fresh = False  # a message was received since the last wait
+        self._is_ready = False  # the next receive need not ask
 
     @property
     def endpoint(self) -> str:
@@ -74,27 +74,38 @@ class Listener:
         """The next message that is there, or None: peer, frames, and their true number (those
         beyond `max_frames` are not kept)."""
         router = self.router
-        if not int(router.getsockopt(EVENTS)) & POLLIN:
+        if self._is_ready:
+            self._is_ready = False
+        elif not int(router.getsockopt(EVENTS)) & POLLIN:
             return None
-        self._last_message = time.monotonic()
+        self._is_fresh = True
         peer = router.recv(NOBLOCK)
-        frames: list[bytes] = []
-        count = 0
-        while router.getsockopt(RCVMORE):
-            frame = router.recv(NOBLOCK)
+        frame = router.recv(NOBLOCK, False)  # a Frame knows at no cost whether more follow
+        frames = [frame.bytes]
+        count = 1
+        while frame.more:
+            frame = router.recv(NOBLOCK, False)
             count += 1
             if count <= self._options.max_frames:
-                frames.append(frame)
+                frames.append(frame.bytes)
         return peer, frames, count
 
     def wait(self, until: float) -> None:
-        """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message
-        (others get the processor if they want it: libzmq's own thread must run), then asleep."""
-        get_events, spin_until = self.router.getsockopt, self._last_message + self._spin_s
-        while (now := time.monotonic()) < spin_until:
+        """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message was
+        dealt with (others get the processor if they want it: libzmq's own thread must run), then
+        asleep."""
+        get_events, clock, let_others = self.router.getsockopt, time.monotonic, os.sched_yield
+        now = clock()
+        if self._is_fresh:
+            self._is_fresh = False
+            self._spin_until = now + self._spin_s
+        spin_until = self._spin_until
+        while now < spin_until:
             if int(get_events(EVENTS)) & POLLIN:
+                self._is_ready = True
                 return
-            os.sched_yield()
+            let_others()
+            now = clock()
         if until <= now:
             return
         if self._wakee.fileno() in dict(self._poller.poll(int((until - now) * 1000) + 1)):

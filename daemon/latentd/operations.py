@@ -1,8 +1,8 @@
 """What the server asks of the engine and what it reports back; plain data, no torch, no zmq.
 
 The engine runs on one thread. `admit_*` either returns a request that is now queued, or raises
-RequestRejected and changes nothing. `run()` does one replay for all runnable rows and at most one
-prompt chunk, and returns what completed.
+RequestRejected and changes nothing. `launch()` starts one replay for all runnable rows and at most
+one prompt chunk, `finish()` returns what completed; the device works between the two.
 """
 
 from __future__ import annotations
@@ -223,8 +223,16 @@ class EngineProtocol(Protocol):
     def has_work(self) -> bool:
         """Whether run() would do something."""
 
+    def launch(self) -> None:
+        """Start one replay for all runnable rows, and at most one prompt chunk. It does not wait:
+        what the caller does before `finish` costs nothing while the device works."""
+
+    def finish(self) -> list[Event]:
+        """Wait for the oldest launch, commit it, launch what became runnable by that, and return
+        all that has completed."""
+
     def run(self) -> list[Event]:
-        """One replay for all runnable rows, and at most one prompt chunk."""
+        """Launch and finish."""
 
     def stats(self) -> dict[str, object]:
         """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import zmq
 
+from latentd.packed import pack_head, pack_tail
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Outbox:
     """The sending side of a ROUTER with ROUTER_MANDATORY."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+        self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond
         self._parked: dict[bytes, deque[Frames]] = {}
         self.counters: Counter[str] = Counter()
 
@@ -53,7 +54,10 @@ class Outbox:
 
     def send(self, peer: bytes, header: Header, raw: Sequence[NDArray[np.float32]] = ()) -> None:
         """Send a reply, or park it when the peer's queue is full; a dead peer's is dropped."""
-        frames = protocol.encode(header, raw)
+        self.deliver(peer, protocol.encode(header, raw))
+
+    def deliver(self, peer: bytes, frames: Frames) -> None:
+        """The same with the frames of a reply."""
         parked = self._parked.get(peer)
         if parked is None:
             if self.try_send(peer, frames) is not Sent.FULL:
@@ -67,10 +71,11 @@ class Outbox:
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """Send now or say why not."""
         try:
-            send, last = self._socket.send, len(frames) - 1
+            send = self._send
             send(peer, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
-            for index, frame in enumerate(frames):
-                send(frame, NOBLOCK if index == last else NOBLOCK_MORE)
+            for frame in frames[:-1]:
+                send(frame, NOBLOCK_MORE)
+            send(frames[-1], NOBLOCK)
         except zmq.Again:
             return Sent.FULL
         except zmq.ZMQError as error:
@@ -110,25 +115,59 @@ def refusal_fields(refusal: RequestRejected) -> Header:
 
 
 class Ticket:
-    """One reply that is owed: for one step, or for all rows of a step with `rows`."""
+    """The one reply that is owed to an open or to a step of one row."""
 
-    __slots__ = ("_is_rows", "_missing", "_outbox", "_raw", "_rows", "peer", "request_id")
+    __slots__ = ("_head", "_outbox", "peer", "request_id")
 
-    def __init__(self, outbox: Outbox, peer: bytes, request_id: int, rows: int | None) -> None:
-        """`rows` None: the reply's fields are those of the one row."""
+    def __init__(self, outbox: Outbox, peer: bytes, request_id: int) -> None:
         self._outbox = outbox
         self.peer = peer
         self.request_id = request_id
-        self._is_rows = rows is not None
-        self._missing = 1 if rows is None else rows
-        self._rows: list[Header] = [{}] * self._missing
+        self._head: bytes | None = None
+
+    def prepare(self, context_len: int) -> None:
+        """Pack a step's reply but for its token, ahead of `put`."""
+        self._head = pack_head(self.request_id, context_len)
+
+    def put(
+        self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
+        replayed: bool = False,
+    ) -> None:  # fmt: skip
+        """Send the results."""
+        if self._head is not None and logits is None and not replayed:
+            tail = pack_tail(results["token"], results["logprob"])
+            self._outbox.deliver(self.peer, [self._head + tail])
+            return
+        header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok", **results}
+        if logits is not None:
+            header["logits"] = {"raw": 0}
+        if replayed:
+            header["replayed"] = True
+        self._outbox.send(self.peer, header, () if logits is None else (logits,))
+
+    def refuse(self, index: int, refusal: RequestRejected) -> None:
+        """Send a refusal."""
+        self._outbox.refuse(self.peer, self.request_id, refusal)
+
+
+class RowsTicket:
+    """The one reply that is owed for all rows of a step."""
+
+    __slots__ = ("_missing", "_outbox", "_raw", "_rows", "peer", "request_id")
+
+    def __init__(self, outbox: Outbox, peer: bytes, request_id: int, rows: int) -> None:
+        self._outbox = outbox
+        self.peer = peer
+        self.request_id = request_id
+        self._missing = rows
+        self._rows: list[Header] = [{}] * rows
         self._raw: list[NDArray[np.float32]] = []
 
     def put(
         self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
         replayed: bool = False,
     ) -> None:  # fmt: skip
-        """A row's results; the last one sends the reply."""
+        """A row's results; the last row sends the reply."""
         row = {"status": "ok", **results}
         if logits is not None:
             row["logits"] = {"raw": len(self._raw)}
@@ -145,8 +184,6 @@ class Ticket:
     def _fill(self, index: int, row: Header) -> None:
         self._rows[index] = row
         self._missing -= 1
-        if self._missing:
-            return
-        header: Header = {"v": protocol.VERSION, "id": self.request_id}
-        header |= {"status": "ok", "rows": self._rows} if self._is_rows else row
-        self._outbox.send(self.peer, header, self._raw)
+        if not self._missing:
+            header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok"}
+            self._outbox.send(self.peer, {**header, "rows": self._rows}, self._raw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from latentd import requests_admit, requests_session
+from latentd import requests_admit, requests_session, requests_step
 from latentd.operations import DeviceFault
 from latentd_client import fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 HANDLERS: Final[dict[str, Handler]] = {
     "hello": requests_session.hello,
     "open": requests_admit.open_slot,
-    "step": requests_admit.step,
+    "step": requests_step.step,
     "stream": requests_admit.stream,
     "credit": requests_session.credit,
     "truncate": requests_session.truncate,
@@ -48,6 +48,9 @@ def handle(work: Work, peer: bytes, frames: list[bytes], num_frames: int) -> Non
     try:
         header = _read_header(frames)
         request_id = read_id(header)
+        if num_frames == 1 and requests_step.is_plain(header) and work.fault is None:
+            requests_step.step(work, peer, request_id, header, [])
+            return
         if num_frames > work.options.max_frames:
             text = f"{num_frames} frames, at most {work.options.max_frames}"
             raise RequestRejected("too_large", text)

@@ -1,4 +1,4 @@
-"""Handlers of the requests that the engine has to run: open, step, stream.
+"""Handlers of the requests that the engine has to run: open and stream (step has its own module).
 
 Exactly once: a request that names the slot's true length runs; the same request again gets the
 stored reply, or joins those who wait for the one in flight; any other is refused by the engine.
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latentd.operations import SamplingParams
-from latentd.runs import OpenRun, StepRun, StreamRun
+from latentd.replies import Ticket
+from latentd.runs import OpenRun, StreamRun
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
@@ -21,7 +22,6 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from latentd.replies import Ticket
     from latentd.sessions import Session, SlotRecord, Stored
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
@@ -39,7 +39,7 @@ def open_slot(
     sampling = read_sampling(header)
     logits = bool(header.get("logits"))
     digest = (_digest(prompt), sampling, logits)
-    ticket = work.ticket(peer, request_id)
+    ticket = Ticket(work.outbox, peer, request_id)
     key = header["key"]
     record = session.opens.get(key)
     if record is not None:
@@ -60,49 +60,6 @@ def open_slot(
     if deadline_s is not None:
         work.deadlines[run] = None
     return None
-
-
-def step(
-    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
-) -> Header | None:
-    """Queue one row, or several, each admitted or refused alone."""
-    session = work.sessions.renew(header["session"], work.now)
-    rows, deadline_s = header.get("rows"), header.get("deadline_s")
-    if rows is None:
-        _step_row(work, session, header, deadline_s, work.ticket(peer, request_id), 0)
-        return None
-    ticket = work.ticket(peer, request_id, len(rows))
-    for index, row in enumerate(rows):
-        try:
-            _step_row(work, session, row, deadline_s, ticket, index)
-        except RequestRejected as refusal:
-            ticket.refuse(index, refusal)
-    return None
-
-
-def _step_row(
-    work: Work, session: Session, row: Header, deadline_s: float | None, ticket: Ticket, index: int
-) -> None:
-    record = session.record(row["slot"], row["epoch"])
-    pos, token, logits = row["pos"], row.get("token"), bool(row.get("logits"))
-    sampling = read_sampling(row) if "sampling" in row else None
-    digest = ("step", token, logits, sampling)
-    run = record.running
-    if isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-        run.waiters.append((ticket, index, True))
-        return
-    try:
-        check_idle(record)
-        work.check_launch(deadline_s)
-        request = work.engine.admit_step(record.slot_id, record.epoch, pos, token, sampling, logits)
-    except RequestRejected:
-        stored = record.find(pos, digest)
-        if stored is None:
-            raise
-        ticket.put(index, stored.results, stored.logits, True)
-        return
-    run = StepRun(record, pos, digest, [(ticket, index, False)])
-    record.running = work.runs[request] = run
 
 
 def stream(

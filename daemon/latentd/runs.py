@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from latentd.operations import OpenRequest, StreamRequest
-    from latentd.replies import Outbox, Ticket
+    from latentd.replies import Outbox, RowsTicket, Ticket
     from latentd.sessions import Session, SlotRecord
     from latentd_client.protocol import Header
 
-Waiter: TypeAlias = "tuple[Ticket, int, bool]"
+Waiter: TypeAlias = "tuple[Ticket | RowsTicket, int, bool]"
 """A reply that waits for a row: its ticket, the row's index there, whether it is a repetition."""
 
 MAX_FRAME_TOKENS = 4096

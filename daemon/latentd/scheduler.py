@@ -44,14 +44,9 @@ class Scheduler:
     def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
         """Rows of all queued steps and runnable streams; None without any. Streams that got no
         page are put into `starved` and left out."""
-        tasks: list[Task] = []
-        token_ids: list[int] = []
-        logit_rows: list[int] = []
-        for step in self.steps:
-            if step.request.want_logits:
-                logit_rows.append(len(tasks))
-            tasks.append(step)
-            token_ids.append(step.token)
+        tasks: list[Task] = [*self.steps]
+        token_ids = [step.token for step in self.steps]
+        logit_rows = [row for row, step in enumerate(self.steps) if step.request.want_logits]
         self.steps.clear()
         for stream in self.streams:
             if not self.is_runnable(stream):
@@ -68,20 +63,18 @@ class Scheduler:
             token_ids.append(slot.token)
         if not tasks:
             return None
-        seats = [task.slot for task in tasks]
+        slot_idx, context_len, kv_row, page_rows = [], [], [], self.page_rows
+        for task in tasks:
+            slot = task.slot
+            pos = slot.length
+            slot_idx.append(slot.slot_id)
+            context_len.append(pos + 1)
+            kv_row.append(slot.pages[pos // PAGE_SIZE] * page_rows + pos % PAGE_SIZE)
         updates, zero_pages = self.slots.take_updates()
         return StepPlan(
-            rows=len(tasks),
-            tasks=tasks,
-            token_ids=token_ids,
-            slot_idx=[slot.slot_id for slot in seats],
-            context_len=[slot.length + 1 for slot in seats],
-            kv_row=[self.slots.kv_row(slot, slot.length, self.page_rows) for slot in seats],
-            sampling=[task.sampling for task in tasks],
-            logit_rows=logit_rows,
-            updates=updates,
-            zero_pages=zero_pages,
-        )
+            len(tasks), tasks, token_ids, slot_idx, context_len, kv_row,
+            [task.sampling for task in tasks], logit_rows, False, True, updates, zero_pages,
+        )  # fmt: skip
 
     def chunk_plan(self) -> StepPlan | None:
         """The next chunk of the oldest prompt; None without any. Raises RequestRejected

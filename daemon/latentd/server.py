@@ -112,8 +112,7 @@ class Server:
                 now = work.now = time.monotonic()
                 self._take(listener)
                 if engine.has_work:
-                    for event in engine.run():
-                        complete(work, event)
+                    self._run(engine)
                 if now >= self._tick_at or self._posts:
                     self._tick(now)
                 if now >= self._retry_at and (self._outbox.has_parked or work.undelivered):
@@ -141,6 +140,13 @@ class Server:
             if message is None:
                 return
             requests.handle(self._work, *message)
+
+    def _run(self, engine: EngineProtocol) -> None:
+        """One launch; its replies are prepared while the device works."""
+        engine.launch()
+        self._work.prepare()
+        for event in engine.finish():
+            complete(self._work, event)
 
     def _next_turn(self) -> float:
         """When the next turn is due without a message."""

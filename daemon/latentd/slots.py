@@ -87,9 +87,9 @@ class SlotTable:
     def extend(self, slot: Slot, length: int) -> None:
         """Own pages for `length` tokens. Raises RequestRejected("no_pages") and changes nothing."""
         have = len(slot.pages)
-        missing = num_pages(length) - have
-        if missing <= 0:
+        if length <= have * PAGE_SIZE:
             return
+        missing = num_pages(length) - have
         pages = self.pool.claim(missing)
         slot.pages += pages
         self.table[slot.slot_id, have : have + missing] = pages
@@ -113,20 +113,16 @@ class SlotTable:
         slot.token = slot.sampling = slot.task = None
         self._free.append(slot.slot_id)
 
-    def kv_row(self, slot: Slot, pos: int, page_rows: int) -> int:
-        """Flat slab row of position `pos`, before the layer shift."""
-        return slot.pages[pos // PAGE_SIZE] * page_rows + pos % PAGE_SIZE
-
     def take_updates(self) -> tuple[list[Update], list[int]]:
         """Block-table updates since the last call, and the newly mapped pages, to be zeroed.
 
         Both must go to the device with the next step, before anything reads the table. At most
         one update a slot unmaps; the others map one page each.
         """
+        if not self._changed:
+            return [], []
         updates: list[Update] = []
         zero: list[int] = []
-        if not self._changed:
-            return updates, zero
         for slot_id in self._changed:
             slot = self.slots[slot_id]
             have = len(slot.pages)

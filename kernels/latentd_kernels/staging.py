@@ -101,8 +101,8 @@ class EntryViews:
     elapsed_ns: NDArray[np.int64]  # [1] output, device time from the start of stage to publish
     step: NDArray[np.int64]  # [1] output, written last: step number + 1; 0 = never
 
-    def clear(self, rows: int) -> None:
-        """Make the first `rows` rows padding and the lists empty; outputs stay."""
+    def clear(self, stop: int, start: int = 0) -> None:
+        """Make the rows `start` .. `stop` - 1 padding and the lists empty; outputs stay."""
         for field, value in (
             (self.token_ids, -1),
             (self.slot_idx, -1),
@@ -114,7 +114,7 @@ class EntryViews:
             (self.min_p, 0),
             (self.seed, 0),
         ):
-            field[:rows] = value
+            field[start:stop] = value
         self.num_updates[0] = 0
         self.num_zero_pages[0] = 0
 
