@@ -74,10 +74,11 @@ class CudaBackend:
     def wait(self) -> StepOutputs:
         """Wait until the oldest plan's step number appears. Raises DeviceFault."""
         plan = self._pending.popleft()
-        runner = self.runner
+        runner, logits = self.runner, {}
         try:
             self._wait_for(runner.oldest.step, runner.completed + 1)
-            logits = self._read_logits(plan.logit_rows) if plan.logit_rows else {}
+            if plan.logit_rows:
+                logits = self._read_logits(plan.logit_rows)
         except (driver.DriverError, torch.AcceleratorError) as error:
             raise DeviceFault(str(error)) from error
         return runner.outputs(plan, logits)

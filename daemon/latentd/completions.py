@@ -10,18 +10,42 @@ from latentd.sessions import SlotRecord, Stored
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from latentd.operations import Event, Failed
     from latentd.work import Work
     from latentd_client.protocol import Header
 
 
-def complete(work: Work, event: Event) -> None:
-    """Commit one event of the engine and answer those who wait for it."""
-    run = work.runs.get(event.request)
-    if isinstance(event, StepDone):
+def complete(work: Work, events: list[Event]) -> None:
+    """Commit what the engine has completed and answer those who wait for it. The replies of steps
+    leave before any record is kept: somebody counts the microseconds."""
+    runs = work.runs
+    done: list[tuple[StepRun, Header, NDArray[np.float32] | None]] = []
+    for event in events:
+        if not isinstance(event, StepDone):
+            _complete_other(work, event)
+            continue
+        run = runs.pop(event.request, None)
         if isinstance(run, StepRun):
-            _step_done(work, run, event)
-    elif isinstance(event, StreamTokens):
+            results: Header = {
+                "status": "ok",
+                "token": event.token,
+                "context_len": event.context_len,
+                "logprob": event.logprob,
+            }
+            done.append((run, results, event.logits))
+            for ticket, index, replayed in run.waiters:
+                ticket.put(index, results, event.logits, replayed)
+    for run, results, logits in done:
+        run.record.running = None
+        run.record.store(run.pos, Stored(run.digest, results, logits))
+
+
+def _complete_other(work: Work, event: OpenDone | StreamTokens | Failed) -> None:
+    run = work.runs.get(event.request)
+    if isinstance(event, StreamTokens):
         if isinstance(run, StreamRun):
             _stream_tokens(work, run, event)
     elif isinstance(event, OpenDone):
@@ -29,20 +53,6 @@ def complete(work: Work, event: Event) -> None:
             _open_done(work, run, event)
     elif run is not None:
         _failed(work, event)
-
-
-def _step_done(work: Work, run: StepRun, event: StepDone) -> None:
-    del work.runs[event.request]
-    results: Header = {
-        "token": event.token,
-        "context_len": event.context_len,
-        "logprob": event.logprob,
-    }
-    for ticket, index, replayed in run.waiters:  # first of all: somebody counts the microseconds
-        ticket.put(index, results, event.logits, replayed)
-    record = run.record
-    record.running = None
-    record.store(run.pos, Stored(run.digest, results, event.logits))
 
 
 def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
@@ -55,6 +65,7 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         return
     session.slots[request.slot_id, request.epoch] = SlotRecord(request.slot_id, request.epoch)
     results: Header = {
+        "status": "ok",
         "slot": request.slot_id,
         "epoch": request.epoch,
         "context_len": event.context_len,

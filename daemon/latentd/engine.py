@@ -72,7 +72,7 @@ class Engine:
         """See EngineProtocol. `sampling` holds for this step only; without a seed it keeps the
         slot's."""
         try:
-            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits).request
+            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise

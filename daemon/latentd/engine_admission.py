@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentd.operations import OpenRequest, StepRequest, StreamRequest
+from latentd.operations import OpenRequest, StreamRequest
 from latentd.plans import OpenTask, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
-from latentd_kernels.geometry import num_pages
+from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,7 @@ class Admission:
         self.slots = slots
         self.scheduler = scheduler
         self.vocab_size = vocab_size
+        self._seats = slots.slots
 
     def open(
         self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
@@ -61,12 +62,19 @@ class Admission:
         sampling: SamplingParams | None, want_logits: bool,
     ) -> StepTask:  # fmt: skip
         """Queue one row and claim its page."""
-        slot = self.ready_slot(slot_id, epoch, pos)
-        token = self._next_token(slot, token)
+        slot = self._seats[slot_id] if 0 <= slot_id < len(self._seats) else None
+        if (
+            slot is None or slot.epoch != epoch or not epoch or slot.task is not None
+            or slot.length != pos or pos >= self.slots.max_ctx
+        ):  # fmt: skip
+            slot = self.ready_slot(slot_id, epoch, pos)  # says why it is not
+        if token is None or not 0 <= token < self.vocab_size:
+            token = self._next_token(slot, token)
         params = slot.sampling if sampling is None else self._sampling(slot, sampling)
         assert params is not None
-        self.slots.extend(slot, pos + 1)
-        task = StepTask(StepRequest(slot_id, epoch, pos, want_logits), slot, token, params)
+        if pos >= len(slot.pages) * PAGE_SIZE:
+            self.slots.extend(slot, pos + 1)
+        task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params)
         slot.task = task
         self.scheduler.steps.append(task)
         return task
@@ -105,18 +113,15 @@ class Admission:
 
     def ready_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
         """The slot, if it is idle at `pos` and may take one more token."""
-        table = self.slots
-        if 0 <= slot_id < table.max_slots:  # all of it at once; who fails is told why below
-            slot = table.slots[slot_id]
-            if slot.epoch == epoch > 0 and slot.task is None and slot.length == pos < table.max_ctx:
-                return slot
-        self.idle_slot(slot_id, epoch, pos)
-        raise RequestRejected(
-            "context_full",
-            f"slot {slot_id} holds {pos} tokens, the limit (max_ctx) is {table.max_ctx}; "
-            "truncate or close it",
-            max_ctx=table.max_ctx,
-        )
+        slot = self.idle_slot(slot_id, epoch, pos)
+        if pos >= self.slots.max_ctx:
+            raise RequestRejected(
+                "context_full",
+                f"slot {slot_id} holds {pos} tokens, the limit (max_ctx) is {self.slots.max_ctx}; "
+                "truncate or close it",
+                max_ctx=self.slots.max_ctx,
+            )
+        return slot
 
     def _prompt(self, prompt: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
         try:

@@ -69,6 +69,7 @@ class Launches:
                 bucket = self.buckets[bisect_left(self.buckets, bucket)]
             self.backend.launch(plan, bucket)
             launches.append(_Launch(plan, bucket, start_s))
+            self.counters.fold()
 
     def _decode_plan(self) -> StepPlan | None:
         starved: list[StreamTask] = []
@@ -104,20 +105,21 @@ class Launches:
             counters.prompt_tokens += plan.rows
             self._commit_chunk(task, plan, outputs)
             return
-        counters.times[bucket].add(outputs.device_us, step_us)
-        counters.rows += plan.rows
-        counters.tokens += plan.rows
-        add, get_logits = self.events.append, outputs.logits.get
-        rows = zip(plan.tasks, outputs.tokens, outputs.logprobs, strict=True)
-        for row, (decode, token, logprob) in enumerate(rows):
+        counters.done.append((bucket, plan.rows, outputs.device_us, step_us))
+        events, logits, row = self.events, outputs.logits, 0
+        for decode, token, logprob in zip(
+            plan.tasks, outputs.tokens, outputs.logprobs, strict=True
+        ):
             slot = decode.slot
-            slot.length += 1
             slot.token = token
+            slot.length = length = slot.length + 1
             if isinstance(decode, StepTask):
                 slot.task = None
-                add(StepDone(decode.request, slot.length, token, logprob, get_logits(row)))
+                of_row = logits.get(row) if logits else None
+                events.append(StepDone(decode, length, token, logprob, of_row))
             elif isinstance(decode, StreamTask):
                 self._commit_stream(decode, token, logprob)
+            row += 1  # noqa: SIM113 (enumerate makes a tuple a row)
 
     def _commit_chunk(self, task: OpenTask, plan: StepPlan, outputs: StepOutputs) -> None:
         slot = task.slot

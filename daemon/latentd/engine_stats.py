@@ -41,6 +41,8 @@ class EngineStats:
     def __init__(self, buckets: Iterable[int]) -> None:
         self.times = {bucket: StepTimes() for bucket in buckets}
         self.chunk_times = StepTimes()
+        self.done: list[tuple[int, int, float, float]] = []
+        """Decode launches that `fold` has not counted: bucket, rows, device_us, step_us."""
         self.rows = 0
         self.tokens = 0
         self.prompt_tokens = 0
@@ -48,8 +50,17 @@ class EngineStats:
         self.refused: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
 
+    def fold(self) -> None:
+        """Count the decode launches in `done`; called when there is time, not when one ends."""
+        for bucket, rows, device_us, step_us in self.done:
+            self.times[bucket].add(device_us, step_us)
+            self.rows += rows
+            self.tokens += rows
+        self.done.clear()
+
     def snapshot(self) -> dict[str, object]:
         """Plain numbers and dicts; times only of buckets that ran."""
+        self.fold()
         ran = {bucket: times for bucket, times in self.times.items() if times.count}
         return {
             "steps": sum(times.count for times in ran.values()),

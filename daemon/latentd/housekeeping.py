@@ -51,8 +51,8 @@ def end_runs(work: Work) -> None:
         if isinstance(run, OpenRun | StreamRun):
             work.engine.cancel(run.request, "draining")
     for _ in range(4):
-        for event in work.engine.run() if work.engine.has_work else ():
-            complete(work, event)
+        if work.engine.has_work:
+            complete(work, work.engine.run())
     refuse_all(work, RequestRejected("draining", "the daemon stops"))
 
 

@@ -9,24 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from latentd.operations import StepRequest
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from latentd.operations import OpenRequest, SamplingParams, StepRequest, StreamRequest
+    from latentd.operations import OpenRequest, SamplingParams, StreamRequest
     from latentd.slots import Slot, Update
 
 
 @dataclass(eq=False, slots=True)
-class StepTask:
-    """One admitted step; its page is claimed."""
+class StepTask(StepRequest):
+    """One admitted step: the request itself and what it was granted; its page is claimed."""
 
-    request: StepRequest
     slot: Slot
     token: int
     sampling: SamplingParams
+
+    @property
+    def request(self) -> StepRequest:
+        """As the other tasks have it."""
+        return self
 
 
 @dataclass(eq=False, slots=True)

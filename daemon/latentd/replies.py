@@ -133,12 +133,12 @@ class Ticket:
         self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
         replayed: bool = False,
     ) -> None:  # fmt: skip
-        """Send the results."""
+        """Send the results (`status` is one of them)."""
         if self._head is not None and logits is None and not replayed:
             tail = pack_tail(results["token"], results["logprob"])
             self._outbox.deliver(self.peer, [self._head + tail])
             return
-        header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok", **results}
+        header = {"v": protocol.VERSION, "id": self.request_id, **results}
         if logits is not None:
             header["logits"] = {"raw": 0}
         if replayed:
@@ -168,22 +168,24 @@ class RowsTicket:
         replayed: bool = False,
     ) -> None:  # fmt: skip
         """A row's results; the last row sends the reply."""
-        row = {"status": "ok", **results}
         if logits is not None:
-            row["logits"] = {"raw": len(self._raw)}
+            results = {**results, "logits": {"raw": len(self._raw)}}
             self._raw.append(logits)
         if replayed:
-            row["replayed"] = True
-        self._fill(index, row)
+            results = {**results, "replayed": True}
+        self._rows[index] = results
+        self._missing -= 1
+        if not self._missing:
+            self._send()
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """A row's refusal."""
         self._outbox.counters["refused_" + refusal.code] += 1
-        self._fill(index, refusal_fields(refusal))
-
-    def _fill(self, index: int, row: Header) -> None:
-        self._rows[index] = row
+        self._rows[index] = refusal_fields(refusal)
         self._missing -= 1
         if not self._missing:
-            header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok"}
-            self._outbox.send(self.peer, {**header, "rows": self._rows}, self._raw)
+            self._send()
+
+    def _send(self) -> None:
+        header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok", "rows": self._rows}
+        self._outbox.send(self.peer, header, self._raw)

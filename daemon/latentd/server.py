@@ -145,8 +145,7 @@ class Server:
         """One launch; its replies are prepared while the device works."""
         engine.launch()
         self._work.prepare()
-        for event in engine.finish():
-            complete(self._work, event)
+        complete(self._work, engine.finish())
 
     def _next_turn(self) -> float:
         """When the next turn is due without a message."""
