@@ -54,7 +54,7 @@ def write(entry: EntryViews, plan: StepPlan, bucket: int) -> None:
         params = plan.sampling[0 if plan.is_chunk else row]
         entry.temperature[row], entry.top_k[row] = params.temperature, params.top_k
         entry.top_p[row], entry.min_p[row] = params.top_p, params.min_p
-        entry.seed[row] = params.seed
+        entry.seed[row] = params.seed or 0
     for idx, update in enumerate(plan.updates):
         entry.updates[idx] = update
     entry.num_updates[0] = len(plan.updates)
