@@ -49,8 +49,9 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
             config = ModelConfig.from_dir(options.model_dir)
         else:
             config = inspect(options.model_dir, memory.act_dtype(options)).config
-        memory.check_limits(config, options)
+        memory.check_limits(config, options.for_device("cuda"))  # the same for every device
     device, startup.why = choose_device(options)
+    options = options.for_device(device.type)
     report(f"device: {device.type}, {startup.why}")
     start = _Start(options, config, device, startup, report)
     engine = start.engine()
@@ -91,7 +92,7 @@ class _Start:
                     self.library = Library()
                 except driver.DriverError as error:  # for example a driver that is too old
                     raise StartError(f"the GPU cannot be used: {error}") from error
-        startup.device = self._device_name()
+        startup.device, startup.prefill_chunk = self._device_name(), options.prefill_chunk
         plan = memory.plan(self.config, options, self.device, self._free_bytes())
         with startup.phase("weights"):
             weights = self._weights()

@@ -108,7 +108,8 @@ def plan(
     free_bytes: int | None,
     graph_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Divide `free_bytes` of `device`. `graph_bytes` replaces the guess by a measured value.
+    """Divide `free_bytes` of `device`, for which `options` are decided (`for_device`).
+    `graph_bytes` replaces the guess by a measured value.
 
     Raises StartError when a pool of the asked size does not fit, or could not hold one full slot.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 BUCKETS: Final = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Row counts that decode steps are captured for."""
 MAX_SLOTS: Final = BUCKETS[-1]
+PREFILL_CHUNKS: Final = {"cuda": 512, "cpu": 32}
+"""Prompt rows between two steps, by device, where nobody says: other slots and the data socket wait
+for them."""
 
 
 class StartError(Exception):
@@ -24,9 +27,9 @@ class SelftestFailed(StartError):
 @dataclass(frozen=True)
 class EngineOptions:
     """Everything that `start_engine` needs. `kv_pages`: 0 lets every slot reach max_ctx, "auto"
-    takes what the device has left, else a number. `seed` is that of random weights, for which
-    `model_dir` needs a config.json only. `name` is what clients are told; without it the name of
-    the directory."""
+    takes what the device has left, else a number. `prefill_chunk`: 0 leaves it to the device.
+    `seed` is that of random weights, for which `model_dir` needs a config.json only. `name` is what
+    clients are told; without it the name of the directory."""
 
     model_dir: Path
     name: str = ""
@@ -38,9 +41,13 @@ class EngineOptions:
     max_ctx: int = 4096
     max_slots: int = 64
     kv_pages: int | Literal["auto"] = 0
-    prefill_chunk: int = 512
+    prefill_chunk: int = 0
     eager: bool = False
     selftest: bool = True  # compare results before serving; only tests leave it out
+
+    def for_device(self, device_type: str) -> EngineOptions:
+        """The same with what depends on the device ("cuda" or "cpu") decided."""
+        return replace(self, prefill_chunk=self.prefill_chunk or PREFILL_CHUNKS[device_type])
 
     @property
     def buckets(self) -> tuple[int, ...]:

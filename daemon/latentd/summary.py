@@ -35,6 +35,7 @@ def summary_lines(
         )
     else:
         yield f"buckets: {buckets}; eager, no graphs"
+    yield f"prompts: at most {startup.prefill_chunk} rows between two steps"
     for line in startup.selftest:
         yield f"self-test: {line}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in startup.phases.items())

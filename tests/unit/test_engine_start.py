@@ -131,6 +131,20 @@ def test_the_report_tells_phases_and_sizes(start: Start) -> None:
     assert list(startup.phases) == ["checkpoint", "weights", "buffers"]
 
 
+def test_the_prompt_chunk_follows_the_device_unless_it_is_given(start: Start) -> None:
+    automatic, given = start(), start(prefill_chunk=7)
+    assert (automatic.startup.prefill_chunk, automatic.scheduler.prefill_chunk) == (32, 32)
+    assert (given.startup.prefill_chunk, given.scheduler.prefill_chunk) == (7, 7)
+
+
+def test_options_for_a_device_are_a_new_value(tiny_dir: Path) -> None:
+    options = EngineOptions(tiny_dir)
+    assert [options.for_device(name).prefill_chunk for name in ("cuda", "cpu")] == [512, 32]
+    assert options.prefill_chunk == 0
+    given = replace(options, prefill_chunk=100)
+    assert given.for_device("cpu") == given
+
+
 def test_options_are_never_changed(tiny_dir: Path) -> None:
     options = EngineOptions(tiny_dir)
     with pytest.raises(AttributeError):

@@ -69,8 +69,9 @@ def test_the_plan_is_what_is_allocated(
         ({"max_ctx": 5000}, r"max_ctx is 5000, must be 1 to 4096 \(max_position_embeddings\)"),
         ({"max_slots": 129}, "max_slots is 129, must be 1 to 128"),
         ({"prefill_chunk": 513}, "prefill_chunk is 513"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0, must be 1 to 512"),
     ],
-    ids=["pages", "max_ctx", "max_slots", "prefill_chunk"],
+    ids=["pages", "max_ctx", "max_slots", "prefill_chunk", "undecided prefill_chunk"],
 )
 def test_what_cannot_be_served_is_refused_by_name(
     config: ModelConfig, options: EngineOptions, changes: dict[str, int], words: str

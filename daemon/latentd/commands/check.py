@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         has_cuda = device.type == "cuda"
         free_bytes = torch.cuda.mem_get_info()[0] if has_cuda else available_host_bytes()
+    options = options.for_device(device.type)
     print("\n".join(table(plan(config, options, device, free_bytes), device.type)))
     return 0
 
