@@ -87,13 +87,9 @@ def test_a_plain_step_of_rows_passes_the_general_checks(
         assert passes_general_checks(header)
 
 
-@given(st.permutations(list(ONE)), st.sampled_from([{}, {"token": None}, {"logits": None}]))
-def test_another_order_of_fields_is_left_to_the_general_checks(
-    names: list[str], nones: dict[str, None]
-) -> None:
-    header = {**{name: ONE[name] for name in names}, **nones}
-    assert requests_step.is_plain(header) == (list(header) == list(ONE))
-    assert passes_general_checks(header)
+@given(st.permutations(list(ONE)))
+def test_the_order_of_fields_does_not_matter(names: list[str]) -> None:
+    assert requests_step.is_plain({name: ONE[name] for name in names})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def test_another_order_of_fields_is_left_to_the_general_checks(
         {"v": 2}, {"v": True}, {"v": 1.0}, {"op": "stream"}, {"slot": -1}, {"slot": True},
         {"slot": 1.0}, {"epoch": 1 << 63}, {"pos": -1}, {"session": ""}, {"session": "x" * 65},
         {"deadline_s": float("nan")}, {"deadline_s": -1.0}, {"deadline_s": 2e9}, {"raw": []},
-        {"mask": 1},
+        {"mask": 1}, {"token": None}, {"other": 1}, {"logits": 1}, {"sampling": {}},
     ],
     ids=str,
 )  # fmt: skip
