@@ -69,6 +69,9 @@ class Clients:
             record = self.live[who % len(self.live)]
             seat = record.opened.slot_id, record.opened.epoch
             pos = len(record.tokens)
+            is_unknown = isinstance(record.running, OpenRequest) and not engine.slot(*seat).busy
+            if is_unknown and name in ("step", "stream", "truncate"):
+                return  # the open's event is on its way: no client could name the slot yet
             if name == "step":
                 record.running = engine.admit_step(*seat, pos, number % 256, None, False)
                 record.appended = number % 256
