@@ -108,10 +108,10 @@ def test_a_client_command_without_a_daemon_fails_in_one_line(command: str, tmp_p
         ("demo",),
     ],
 )
-def test_without_torch_a_daemon_command_names_the_extra(args: tuple[str, ...]) -> None:
+def test_without_torch_a_daemon_command_says_how_to_install_it(args: tuple[str, ...]) -> None:
     code, _, stderr = run(*args, start=("-c", NO_TORCH))
     assert code == 78
-    assert_one_line(stderr, args[0], "torch", "pip install 'latentd[daemon]'")
+    assert_one_line(stderr, args[0], "torch", "pip install '.[daemon]' from a checkout")
 
 
 @pytest.mark.parametrize("args", [("status",), ("generate", "--tokens", "1"), ("bench", "steps")])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from latentd.commands.child import Child
+from latentd.demo import model_dir
 from latentd_client import Client, Control, RequestRejected, protocol
 
 pytest.importorskip("torch")
@@ -214,6 +215,19 @@ def test_a_second_daemon_on_the_path_is_refused_before_it_loads(daemon: Child) -
     assert done.returncode == 78
     assert done.stderr.count("\n") == 1
     assert str(daemon.process.pid) in done.stderr
+
+
+@pytest.mark.parametrize("numerics", ["f32", "landed"])
+def test_float32_on_the_cpu_serves_the_bundled_model(tmp_path: Path, numerics: str) -> None:
+    flags = ("--device", "cpu", "--dtype", "float32", "--numerics", numerics, "--max-slots", "2")
+    with Child(tmp_path, ("--model", str(model_dir()), *flags)) as child:
+        child.wait_ready(START_S, lambda status: None)
+        with Client(child.endpoint) as client:
+            assert (client.info.dtype, client.info.numerics) == ("float32", numerics)
+            slot = client.open(list(b"In the beginning "))
+            tokens = [slot.token, *(step.token for step in slot.stream(max_steps=10))]
+            assert b"of the" in bytes(token for token in tokens if token is not None)
+        assert child.stop() == 0
 
 
 def test_sighup_reads_the_log_level_again(tmp_path: Path, tiny: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_command_says_its_version_without_torch(bare_python: Path) -> None:
 def test_serve_without_torch_names_the_missing_extra(bare_python: Path) -> None:
     done = run(bare_python, "-m", "latentd", "serve", "--model", ".")
     assert done.returncode != 0
-    assert "latentd[daemon]" in done.stderr
+    assert "pip install '.[daemon]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

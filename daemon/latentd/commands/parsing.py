@@ -19,6 +19,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
 """Exit codes; 78 is EX_CONFIG of sysexits.h (systemd does not restart it), see also `leaving`."""
+INSTALL = "pip install '.[daemon]' from a checkout, or with the path of a wheel in place of the dot"
+"""How the daemon's requirements are installed, in README's words."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,4 +84,4 @@ def require_daemon(command: str) -> None:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            raise ConfigError(f"{command} needs {module}: pip install 'latentd[daemon]'") from None
+            raise ConfigError(f"{command} needs {module}: {INSTALL}") from None
