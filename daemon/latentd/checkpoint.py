@@ -58,7 +58,10 @@ def inspect(
     """
     path = Path(path)
     if not path.is_dir():
-        raise CheckpointError(f"{path}: not a directory")
+        raise CheckpointError(
+            f"{path}: not a directory; a checkpoint is a directory with config.json and "
+            "safetensors files"
+        )
     config = config or ModelConfig.from_dir(path)
     stored = read_entries(path)
     skipped = tuple(sorted(name for name in stored if _is_skipped(name, config)))

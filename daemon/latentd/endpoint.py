@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import ipaddress
 import logging
 import os
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PATH_BYTES = 107
 """sun_path of a unix socket holds 108 bytes, the last is 0 (unix(7))."""
+REMEDY = "choose a place of your own with --endpoint or LATENTD_ENDPOINT"
+"""What helps a user who has no rights where the daemon's socket usually lies."""
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class Binding:
                 "it or choose another endpoint"
             ) from None
         except OSError as error:
-            raise EndpointError(f"cannot lock {path}.lock: {error.strerror}") from None
+            raise EndpointError(f"cannot lock {path}.lock: {error.strerror}; {REMEDY}") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -110,12 +113,18 @@ def _check_directory(directory: str) -> None:
         os.makedirs(directory, mode=0o750, exist_ok=True)
         mode = os.stat(directory).st_mode
     except OSError as error:
-        raise EndpointError(f"socket directory {directory}: {error.strerror}") from None
+        raise EndpointError(f"socket directory {directory}: {error.strerror}; {REMEDY}") from None
     if mode & 0o007:
-        log.warning(
-            "socket directory %s has mode %04o: everybody on this machine can look into it; "
-            "expected is 0750", directory, stat.S_IMODE(mode),
-        )  # fmt: skip
+        _warn_once(directory, stat.S_IMODE(mode))
+
+
+@functools.cache
+def _warn_once(directory: str, mode: int) -> None:
+    """Both sockets lie in one directory, and are bound twice (see `serve.check_endpoints`)."""
+    log.warning(
+        "socket directory %s has mode %04o: everybody on this machine can look into it; "
+        "expected is 0750", directory, mode,
+    )  # fmt: skip
 
 
 def _check_address(endpoint: str) -> None:

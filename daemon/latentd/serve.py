@@ -128,12 +128,7 @@ def check_endpoints(options: ServerOptions) -> None:
     control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
     if control == options.endpoint and control.startswith("ipc://"):
         raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
-    warnings = logging.getLogger(Binding.__module__)
-    warnings.disabled = True  # they come when the endpoints are bound for good
-    try:
-        with zmq.Context() as context, ExitStack() as bound:
-            for endpoint in (options.endpoint, control):
-                router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
-                bound.callback(Binding(router, endpoint).release)
-    finally:
-        warnings.disabled = False
+    with zmq.Context() as context, ExitStack() as bound:
+        for endpoint in (options.endpoint, control):
+            router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
+            bound.callback(Binding(router, endpoint).release)

@@ -130,6 +130,15 @@ def test_check_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert_one_line(stderr, "config.json")
 
 
+@pytest.mark.parametrize("command", ["check", "selftest"])
+def test_a_weights_file_in_place_of_a_directory_is_refused(command: str) -> None:
+    from latentd.demo import model_dir
+
+    code, _, stderr = run(command, "--model", str(model_dir() / "model.safetensors"))
+    assert code == 78
+    assert_one_line(stderr, "model.safetensors", "director")
+
+
 @pytest.mark.parametrize("args", ["--version", "check --model {model}"])
 def test_a_closed_stdout_is_no_error(args: str) -> None:
     from latentd.demo import model_dir

@@ -231,6 +231,13 @@ def test_unreadable_config_is_refused(tmp_path: Path, text: str | None, words: s
         ModelConfig.from_dir(tmp_path)
 
 
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"\0" * 16)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a file; name its directory"):
+        ModelConfig.from_dir(file)
+
+
 def test_an_absurd_number_of_layers_is_refused() -> None:
     with pytest.raises(CheckpointError, match="num_hidden_layers is 1000000000; supported: 1 to"):
         ModelConfig.from_dict(MOONLIGHT | {"num_hidden_layers": 10**9})

@@ -86,6 +86,8 @@ class ModelConfig:
         """Read `path`/config.json (or `path` itself if it is a file) and, where it is there,
         generation_config.json beside it. Raises CheckpointError."""
         path = Path(path)
+        if path.is_file() and path.suffix != ".json":
+            raise CheckpointError(f"{path} is a file; name its directory, with config.json")
         file = path / "config.json" if path.is_dir() else path
         generation = file.with_name("generation_config.json")
         return cls.from_dict(
