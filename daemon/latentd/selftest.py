@@ -39,6 +39,13 @@ class SelftestReport:
         if failed:
             self.failures += (line,)
 
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        if self.failures:
+            return f"FAILED: {len(self.failures)} of {len(self.lines)} checks found a difference"
+        return f"passed: all {len(self.lines)} checks"
+
     def require(self) -> SelftestReport:
         """Raise SelftestFailed unless everything was the same."""
         if self.failures:
@@ -101,13 +108,17 @@ def _check_buckets(probe: Probe, report: SelftestReport) -> None:
                     if pair[0] != pair[1]
                 ]
     sizes = ", ".join(map(str, probe.buckets))
-    lengths = f"contexts of {min(s.prompt_len for s in probe.slots) + 1} to " + str(
-        max(s.prompt_len for s in probe.slots) + 1
-    )
+    lengths = [slot.prompt_len + 1 for slot in probe.slots]
     if probe.has_graphs:
-        report.note("graph = eager", unlike_eager[:5], f"buckets {sizes}; {lengths}")
-    report.note("row alone = row in a batch", unlike_alone[:5], f"{len(alone)} rows; {sizes}")
-    report.note("logits are finite", [f"{not_finite} rows"] * bool(not_finite), "all")
+        passed = (
+            f"buckets {sizes} give the same bits; "
+            f"contexts of {min(lengths)} to {max(lengths)} tokens"
+        )
+        report.note("graph = eager", unlike_eager[:5], passed)
+    passed = f"{len(alone)} rows have the same bits alone and in batches of {sizes}"
+    report.note("row alone = row in a batch", unlike_alone[:5], passed)
+    failed = [f"not in {not_finite} rows"] * bool(not_finite)
+    report.note("logits are finite", failed, "in all rows")
 
 
 def _check_page_order(probe: Probe, report: SelftestReport) -> None:
@@ -123,4 +134,5 @@ def _check_page_order(probe: Probe, report: SelftestReport) -> None:
         probe.close_all()
     pool.reorder(order)
     differ = ["reversed free list"] * (outcomes[0] != outcomes[1])
-    report.note("page order", differ, f"{num_pages(length + 1)} pages, then others in reverse")
+    passed = f"the same bits on {num_pages(length + 1)} pages in order and on others in reverse"
+    report.note("page order", differ, passed)

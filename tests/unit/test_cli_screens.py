@@ -38,6 +38,12 @@ def test_the_status_screen_has_a_line_for_each_bucket_that_ran() -> None:
     assert lines[3].split() == ["8", "2", "-", "-", "-", "-"]
 
 
+def test_the_status_screen_shows_times_as_people_write_them() -> None:
+    stats = {"age_s": 5.08e-05, "chunk_us": {"p50": 52159.5}, "refused": {}, "a_float": 1 / 3}
+    _, *lines = screen(HEALTH, stats)
+    assert lines == ["age: 0.0 s", "chunk: p50 52159.5 us", "refused: none", "a float: 0.333"]
+
+
 def test_the_summary_of_captured_graphs_tells_nodes_memory_and_time() -> None:
     startup = StartupReport(
         device="cuda", why="a GPU is here", phases={"weights": 1.5}, buckets=(1, 2),

@@ -188,8 +188,9 @@ def test_selftest_reports_what_it_compared(tiny: Path) -> None:
     flags = ("--weights", "random", "--config", str(tiny), "--max-slots", "4", "--device", "cpu")
     done = latentd("selftest", *flags)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "row alone = row in a batch" in done.stdout
-    assert "page order" in done.stdout
+    assert "4 rows have the same bits alone and in batches of 1, 2, 4\n" in done.stdout
+    assert "page order: the same bits on " in done.stdout
+    assert done.stdout.splitlines()[-1] == "self-test on cpu passed: all 3 checks"
 
 
 def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Path) -> None:

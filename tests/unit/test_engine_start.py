@@ -70,8 +70,10 @@ def test_a_difference_fails_the_start(start: Start, monkeypatch: pytest.MonkeyPa
             runner.buffers.acts.logits[0, 0] += 1e-3
 
     monkeypatch.setattr(runner, "decode", disturbed)
+    report = run_selftest(engine)
+    assert report.verdict == "FAILED: 1 of 3 checks found a difference"
     with pytest.raises(SelftestFailed, match="row 0 of bucket 2"):
-        run_selftest(engine).require()
+        report.require()
     assert calls
 
 

@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
             replace(options, selftest=False), lambda text: print(text, flush=True)
         )
         report = run_selftest(engine)
-    print("\n".join(report.lines))
+    print("\n".join((*report.lines, f"self-test on {engine.info.device} {report.verdict}")))
     return EXIT_FAILED if report.failures else 0

@@ -63,9 +63,10 @@ def screen(health: Header, stats: dict[str, Any]) -> Iterator[str]:
             f"{_number(step, 'p50'):>13}{_number(step, 'p99'):>9}"
         )
     for key, value in rest.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {number}" for name, number in value.items()) or "none"
-        yield f"{key.replace('_', ' ')}: {value}"
+        name, _, unit = key.rpartition("_")
+        if unit not in ("s", "us"):
+            name, unit = key, ""
+        yield f"{name.replace('_', ' ')}: {_text(value)} {unit}".rstrip()
 
 
 def duration(seconds: float) -> str:
@@ -76,6 +77,14 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours:.0f} h {minutes % 60:.0f} min"
     return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+
+
+def _text(value: object) -> str:
+    """A counter, a time to a thousandth of its unit, or several of them by name."""
+    if isinstance(value, dict):
+        inner = (f"{name.replace('_', ' ')} {_text(item)}" for name, item in value.items())
+        return ", ".join(inner) or "none"
+    return str(round(value, 3) if isinstance(value, float) else value)
 
 
 def _number(times: dict[str, float], key: str) -> str:
