@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 SEND_QUEUE = 128
 """Replies that a peer's queue holds before its streams park."""
-EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+EVENTS, POLLIN, RCVMORE, NOBLOCK = (
+    int(value) for value in (zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE, zmq.NOBLOCK)
+)
 """Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
 
 
@@ -80,14 +82,13 @@ class Listener:
             return None
         self._is_fresh = True
         peer = router.recv(NOBLOCK)
-        frame = router.recv(NOBLOCK, False)  # a Frame knows at no cost whether more follow
-        frames = [frame.bytes]
+        frames = [router.recv(NOBLOCK)]
         count = 1
-        while frame.more:
-            frame = router.recv(NOBLOCK, False)
+        while router.getsockopt(RCVMORE):
+            frame = router.recv(NOBLOCK)
             count += 1
             if count <= self._options.max_frames:
-                frames.append(frame.bytes)
+                frames.append(frame)
         return peer, frames, count
 
     def wait(self, until: float) -> None:
