@@ -81,8 +81,8 @@ def step(
     may_launch = not work.is_draining and (deadline_s is None or deadline_s > 0)
     if rows is None:
         one = Ticket(work.outbox, peer, request_id)
-        _step_row(work, session, header, may_launch, deadline_s, one, 0)
-        work.early.append((one, header["pos"] + 1))
+        if _step_row(work, session, header, may_launch, deadline_s, one, 0):
+            work.early.append((one, header["pos"] + 1))
         return None
     ticket = RowsTicket(work.outbox, peer, request_id, len(rows))
     for index, row in enumerate(rows):
@@ -96,7 +96,8 @@ def step(
 def _step_row(
     work: Work, session: Session, row: Header, may_launch: bool, deadline_s: float | None,
     ticket: Ticket | RowsTicket, index: int,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    """Admit a row; False when it is answered by another run of it, now or later."""
     slot_id, epoch, pos = row["slot"], row["epoch"], row["pos"]
     record = session.slots.get((slot_id, epoch))
     if record is None:
@@ -107,7 +108,7 @@ def _step_row(
     run = record.running
     if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
         run.waiters.append((ticket, index, True))
-        return
+        return False
     try:
         if run is not None:
             check_idle(record)
@@ -119,6 +120,7 @@ def _step_row(
         if stored is None:
             raise
         ticket.put(index, stored.results, stored.logits, True)
-        return
+        return False
     run = StepRun(record, pos, digest, [(ticket, index, False)])
     record.running = work.runs[request] = run
+    return True
