@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from pathlib import Path
@@ -11,7 +12,10 @@ from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+NO_SETTINGS = ("LATENTD_CONFIG", "LATENTD_CUBINS")
+"""Variables that mean something but are no setting: the file, and what a build compiles."""
 
 
 def flag_of(name: str) -> str:
@@ -48,6 +52,17 @@ def load(
         value = row.parse(given) if isinstance(given, str) else given
         values[name] = row.check(name, value, f"flag {flag_of(name)}")
     return Config(**values)
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """A line for each LATENTD_* variable that is no setting, with the setting nearest to it. It is
+    no error: an environment may be shared with other things of that name."""
+    known = [*map(variable_of, SETTINGS), *NO_SETTINGS]
+    for name in sorted(environ):
+        if name.startswith("LATENTD_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"variable {name} is no setting and changes nothing{hint}"
 
 
 def _from_toml(path: str) -> dict[str, object]:

@@ -84,6 +84,16 @@ def test_a_bad_setting_in_the_environment_is_named() -> None:
     assert_one_line(stderr, "numerics = 'f16'", "LATENTD_NUMERICS", "f32 or landed")
 
 
+def test_serve_warns_of_an_unknown_variable_and_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    flags = ("--model", str(tmp_path), "--device", "cpu", "--endpoint", f"ipc://{tmp_path}/d.sock")
+    code, _, stderr = run("serve", *flags, LATENTD_MAX_CTXT="5")
+    first, *_, last = stderr.splitlines()
+    assert "WARNING variable LATENTD_MAX_CTXT" in first
+    assert "did you mean LATENTD_MAX_CTX?" in first
+    assert (code, "config.json" in last) == (78, True)
+
+
 def test_serve_without_a_model_says_how_to_name_one() -> None:
     code, _, stderr = run("serve")
     assert code == 78

@@ -6,7 +6,7 @@ import pytest
 from latentd.config import SETTINGS, Config
 from latentd.options import EngineOptions
 from latentd.settings import ConfigError
-from latentd.sources import flag_of, load, variable_of
+from latentd.sources import flag_of, load, unknown_variables, variable_of
 from latentd.work import ServerOptions
 
 
@@ -35,6 +35,20 @@ def test_an_unknown_key_is_named_with_its_value_and_file(tmp_path: Path) -> None
     path = write(tmp_path, "max_contxt = 5\n")
     with pytest.raises(ConfigError, match=rf"unknown key max_contxt = 5 in {path}.*max_ctx"):
         load({}, {}, path)
+
+
+def test_an_unknown_variable_is_told_with_the_nearest_known_one() -> None:
+    environ = dict.fromkeys(
+        ("LATENTD_MAX_CONTEXT", "LATENTD_MAXCTX", "LATENTD_CONFIG", "LATENTD_DTYPE", "HOME"), "1"
+    )
+    assert list(unknown_variables(environ)) == [
+        "variable LATENTD_MAXCTX is no setting and changes nothing; did you mean LATENTD_MAX_CTX?",
+        "variable LATENTD_MAX_CONTEXT is no setting and changes nothing; did you mean "
+        "LATENTD_MAX_CTX?",
+    ]
+    assert list(unknown_variables({"LATENTD_OF_SOMEBODY_ELSE": ""})) == [
+        "variable LATENTD_OF_SOMEBODY_ELSE is no setting and changes nothing"
+    ]
 
 
 @pytest.mark.parametrize(

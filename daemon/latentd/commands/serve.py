@@ -17,6 +17,7 @@ from latentd.commands.parsing import (
 )
 from latentd.config import SETTINGS
 from latentd.notify import Notifier
+from latentd.sources import unknown_variables
 
 if TYPE_CHECKING:
     import argparse
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args)
     require_daemon("serve")
     start_logging(config.log_level)
+    for line in unknown_variables():
+        log.warning("%s", line)
     from latentd.serve import Daemon  # needs torch
 
     engine_options, server_options = config.engine_options(), config.server_options()
