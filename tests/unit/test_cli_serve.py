@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from latentd.commands import latency
 from latentd.commands.child import Child
 from latentd.demo import model_dir
 from latentd_client import Client, Control, RequestRejected, protocol
@@ -157,7 +158,20 @@ def test_bench_steps_measures_every_case(daemon: Child) -> None:
     for case in cases.values():
         assert 0 < case["p50_us"] <= case["p90_us"] <= case["p99_us"]
         assert case["tokens_per_s"] > 0
-    assert cases["step, 1 slot"]["device_us"] > 0
+    assert cases["step, 1 slot, 2 clients"]["device_us"] is None
+
+
+def test_the_device_time_of_a_case_is_of_its_own_steps(
+    daemon: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = latency.Case("step", 1, 1, context=4, steps=30, seconds=10.0)
+    latency.measure(daemon.endpoint, short)
+    measured = latency.measure(daemon.endpoint, short)
+    assert (measured.device_us, measured.over_device_us) == (None, None)
+    monkeypatch.setattr(latency, "RING_STEPS", 30)  # as if the daemon looked back on no more
+    measured = latency.measure(daemon.endpoint, short)
+    assert measured.device_us is not None
+    assert measured.over_device_us == round(measured.p50_us - measured.device_us, 1)
 
 
 def test_check_prints_the_memory_plan(tiny: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from latentd.commands.connecting import add_connection, positive_float, positive_int
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
+from latentd.engine_stats import RING_STEPS
 from latentd_client import Client, DaemonInfo, __version__
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "several clients, streams", run,
     )  # fmt: skip
     parser.epilog = (
-        "Times are in microseconds. device: median of the bucket's last 1024 steps, also those "
-        "before this case; over it: p50 less device."
+        f"device: median of the device's own times of the bucket's last {RING_STEPS} steps, "
+        "- where a case is too short to have run them all; over it: p50 less device."
     )
     parser.add_argument(
         "--steps", type=positive_int, default=1024, metavar="N",
@@ -82,16 +83,16 @@ def cases(info: DaemonInfo, args: argparse.Namespace) -> Iterator[Case]:
 
 
 def print_table(results: Iterable[Measured]) -> None:
-    """One line a case, microseconds; printed as the cases end."""
+    """One line a case; printed as the cases end."""
     print(
-        f"{'case':32}{'requests':>9}{'p50':>10}{'p90':>10}{'p99':>10}"
-        f"{'device':>10}{'over it':>10}{'tokens/s':>11}"
+        f"{'case':32}{'requests':>9}{'p50 us':>10}{'p90 us':>10}{'p99 us':>10}"
+        f"{'device us':>11}{'over it us':>12}{'tokens/s':>11}"
     )
     for row in results:
         device = "-" if row.device_us is None else f"{row.device_us:.1f}"
         over = "-" if row.over_device_us is None else f"{row.over_device_us:.1f}"
         print(
             f"{row.case:32}{row.requests:>9}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
-            f"{row.p99_us:>10.1f}{device:>10}{over:>10}{row.tokens_per_s:>11.0f}",
+            f"{row.p99_us:>10.1f}{device:>11}{over:>12}{row.tokens_per_s:>11.0f}",
             flush=True,
         )

@@ -13,6 +13,7 @@ from latentd.commands.connecting import add_sampling, positive_int, sampling_of
 from latentd.commands.generate import continuation, print_text, stop_tokens
 from latentd.commands.latency import Case, measure
 from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_daemon
+from latentd.engine_stats import RING_STEPS
 from latentd_client import Client
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def show_text(endpoint: str, args: argparse.Namespace) -> None:
 
 def show_latencies(endpoint: str) -> None:
     """Print what single steps cost."""
-    step = measure(endpoint, Case("step", 1, 1, context=16, steps=500, seconds=4.0))
+    step = measure(endpoint, Case("step", 1, 1, context=16, steps=RING_STEPS, seconds=4.0))
     device = "" if step.device_us is None else f", of it the device's own {step.device_us:.0f} us"
     print(
         f"{step.requests} single steps: p50 {step.p50_us:.0f} us, p99 {step.p99_us:.0f} us{device}",

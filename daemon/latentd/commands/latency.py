@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from latentd.engine_stats import RING_STEPS
 from latentd_client import Client
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class Case:
 @dataclass(frozen=True)
 class Measured:
     """The outcome of a case. Times are microseconds of a whole request as the client sees it (in
-    a stream: from token to token); `device_us` is the device's own median, None where the bucket
-    varies."""
+    a stream: from token to token); `device_us` is the median of the device's own times of the
+    last steps (at most RING_STEPS), None where others than this case's may be among them: the
+    bucket varies, or the case was too short to push out those before it."""
 
     case: str
     requests: int
@@ -63,11 +65,14 @@ class Measured:
 def measure(endpoint: str, case: Case) -> Measured:
     """Run one case against the daemon at `endpoint`, in this process or, for several clients, in
     one process each. Raises LatentdError for what the daemon refuses."""
+    before, _ = _device(endpoint, case.rows)
     if case.clients == 1:
         times, elapsed_s = _run(endpoint, case, lambda: None)
     else:
         times, elapsed_s = _run_processes(endpoint, case)
-    device_us = _device_us(endpoint, case.rows) if case.clients == 1 else None
+    after, device_us = _device(endpoint, case.rows)
+    if case.clients > 1 or after - before < min(after, RING_STEPS):
+        device_us = None
     p50, p90, p99 = (round(float(value), 1) for value in np.percentile(times, (50, 90, 99)))
     return Measured(
         case=case.name,
@@ -81,13 +86,16 @@ def measure(endpoint: str, case: Case) -> Measured:
     )
 
 
-def _device_us(endpoint: str, rows: int) -> float | None:
-    """The device's median over the last steps of the bucket that holds `rows`."""
+def _device(endpoint: str, rows: int) -> tuple[int, float | None]:
+    """How many steps the bucket that holds `rows` has run, and the device's median over the last
+    RING_STEPS of them."""
     with Client(endpoint) as client:
-        bucket = min(size for size in client.info.buckets if size >= rows)
-        by_bucket = client.stats().get("device_us")
-    times = by_bucket.get(str(bucket)) if isinstance(by_bucket, dict) else None
-    return float(times["p50"]) if times else None
+        bucket = str(min(size for size in client.info.buckets if size >= rows))
+        stats = client.stats()
+    steps, times = (stats.get(key) for key in ("steps_by_bucket", "device_us"))
+    count = steps.get(bucket, 0) if isinstance(steps, dict) else 0
+    median = times.get(bucket) if isinstance(times, dict) else None
+    return int(count), float(median["p50"]) if median else None
 
 
 def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[float], float]:
