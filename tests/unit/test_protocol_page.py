@@ -26,6 +26,12 @@ def read_examples() -> list[tuple[dict[str, Any], list[bytes]]]:
 EXAMPLES = read_examples()
 
 
+def example(request_id: int) -> dict[str, Any]:
+    """The header of the one reply to a request."""
+    (header,) = [h for h, _ in EXAMPLES if "status" in h and h["id"] == request_id]
+    return header
+
+
 @pytest.mark.parametrize(("header", "frames"), EXAMPLES, ids=[str(i) for i in range(len(EXAMPLES))])
 def test_an_example_is_what_the_code_sends(header: dict[str, Any], frames: list[bytes]) -> None:
     assert protocol.decode_header(frames[0]) == header
@@ -41,7 +47,7 @@ def test_an_example_request_has_the_fields_of_its_operation(header: dict[str, An
     assert set(header) <= {"v", "id", "op", "raw"} | {field.name for field in table}
 
 
-def test_the_examples_of_replies_have_the_keys_of_real_ones(endpoint: str) -> None:
+def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endpoint: str) -> None:
     replies = {h["id"]: set(h) - {"raw"} for h, _ in EXAMPLES if "status" in h and "more" not in h}
     with serving(endpoint), Peer(endpoint) as peer:
         hello = peer.ask("hello", versions=[1, 1])
@@ -49,13 +55,17 @@ def test_the_examples_of_replies_have_the_keys_of_real_ones(endpoint: str) -> No
         opened = peer.ask("open", key="a", prompt=[1, 2, 3])
         step = peer.ask("step", **seat(opened), logits=True)
         at = {**seat(opened), "pos": 4}
-        rows = peer.ask("step", rows=[at])
+        other = {**seat(peer.ask("open", key="b", prompt=[1] * 12)), "pos": 9}
+        rows = peer.ask("step", rows=[at, other])
         peer.send("stream", **{**at, "pos": 5}, max_steps=3, credit=9)
         while (last := peer.receive()[0]).get("more"):
             pass
-        conflict = peer.ask("step", **{**at, "pos": 77})
+        conflict = peer.ask("step", **{**at, "pos": 5})
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
+    assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
+        reply.get("error") for reply in (*example(4)["rows"], example(7))
+    ]
     (sizes,) = [h for h, _ in EXAMPLES if "limits" in h]
     assert set(sizes["model"]) == set(hello["model"])
     assert set(sizes["limits"]) == set(hello["limits"])
