@@ -44,7 +44,7 @@ def open_slot(
     record = session.opens.get(key)
     if record is not None:
         if record.digest != digest:
-            raise RequestRejected("invalid", f"open: key {key!r} was used for another prompt")
+            raise RequestRejected("invalid", f"open: key {key!r} was used with another prompt, sampling or logits")
         if record.run is not None:
             record.run.waiters.append((ticket, 0, True))
         elif record.stored is not None:
