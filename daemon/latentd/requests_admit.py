@@ -44,7 +44,8 @@ def open_slot(
     record = session.opens.get(key)
     if record is not None:
         if record.digest != digest:
-            raise RequestRejected("invalid", f"open: key {key!r} was used with another prompt, sampling or logits")
+            text = f"open: key {key!r} was used with another prompt, sampling or logits"
+            raise RequestRejected("invalid", f"{text}; take a new key for a new slot")
         if record.run is not None:
             record.run.waiters.append((ticket, 0, True))
         elif record.stored is not None:
