@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -20,15 +22,18 @@ if TYPE_CHECKING:
 
 WARM_UP = 20
 """Requests (or tokens of a stream) at the start of each case that are not counted."""
+NUM_TOKENS = 256
+"""Tokens drawn for each slot; longer runs repeat them."""
 START_TIMEOUT_S = 60.0
 """How long the clients of one case wait for each other."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one measurement does: each of `clients` processes opens `rows` slots with a prompt of
+    """What one measurement does: each of `clients` processes opens `rows` slots with prompts of
     `context` tokens and steps them in one request, or streams one slot, until `steps` requests or
-    `seconds` are over."""
+    `seconds` are over. Tokens are random and differ from slot to slot: rows with equal tokens
+    would choose the same experts, which makes a batch cheaper than it is."""
 
     kind: Literal["step", "stream"]
     rows: int
@@ -101,8 +106,15 @@ def _device(endpoint: str, rows: int) -> tuple[int, float | None]:
 def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[float], float]:
     """Times in microseconds and the seconds they took; `start` is called when all is ready."""
     with Client(endpoint, timeout_s=START_TIMEOUT_S) as client:
-        slots = [client.open([1] * case.context) for _ in range(case.rows)]
-        ticks = _step(client, slots, case) if case.kind == "step" else _stream(client, slots[0])
+        vocab_size = client.info.vocab_size
+        rng = np.random.default_rng(os.getpid())
+        prompts = rng.integers(vocab_size, size=(case.rows, case.context), dtype=np.int32)
+        slots = [client.open(prompt) for prompt in prompts]
+        tokens = rng.integers(vocab_size, size=(NUM_TOKENS, case.rows)).tolist()
+        if case.kind == "step":
+            ticks = _step(client, slots, case, tokens)
+        else:
+            ticks = _stream(client, slots[0])
         for _ in range(WARM_UP):
             next(ticks)
         start()
@@ -120,16 +132,16 @@ def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[f
         return times, last - begin
 
 
-def _step(client: Client, slots: list[Slot], case: Case) -> Iterator[None]:
-    """Each turn is one request that steps all slots; full slots start over."""
-    while True:
+def _step(client: Client, slots: list[Slot], case: Case, tokens: list[list[int]]) -> Iterator[None]:
+    """Each turn is one request that steps all slots by their next tokens; full slots start over."""
+    for row in itertools.cycle(tokens):
         if slots[0].context_len >= client.info.max_ctx:
             for slot in slots:
                 slot.truncate(case.context)
         if len(slots) == 1:
-            slots[0].step(token=1)
+            slots[0].step(token=row[0])
         else:
-            client.step([(slot, 1) for slot in slots])
+            client.step(list(zip(slots, row, strict=True)))
         yield
 
 
