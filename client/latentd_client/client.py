@@ -149,7 +149,8 @@ class Client:
     def _run(self, script: Script[T], timeout_s: float | None) -> T:
         """Drive a script, when its turn has come."""
         limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
-        if not self._lock.acquire(timeout=limit_s):
+        lock = self._lock
+        if not lock.acquire(False) and not lock.acquire(timeout=limit_s):
             raise DeadlineExceeded(
                 f"another thread's call took all of {limit_s:.3g} s; this one was not sent"
             )
@@ -166,7 +167,7 @@ class Client:
         except RequestRejected as refusal:
             raise self._note(refusal) from None
         finally:
-            self._lock.release()
+            lock.release()
 
     def _run_now(self, script: Script[None]) -> None:
         """Drive a script that waits for nothing, if nobody else is at it and all is well."""

@@ -7,6 +7,7 @@ only module that imports msgpack. Nothing is ever unpickled, extension types are
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
@@ -51,7 +52,7 @@ def encode(header: Mapping[str, Any], raw: Sequence[Tensor] = ()) -> list[bytes 
     if raw:
         header = {**header, "raw": [{"dtype": a.dtype.name, "shape": a.shape} for a in raw]}
     try:
-        frames: list[bytes | memoryview] = [msgpack.packb(header, default=_plain)]
+        frames: list[bytes | memoryview] = [_packers.pack(header)]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"the header cannot be packed: {error}") from None
     for array in raw:
@@ -68,6 +69,16 @@ def _plain(value: object) -> object:
     if isinstance(value, int):
         raise OverflowError(f"{value} is out of range, must be -2^63 to 2^64 - 1")
     raise TypeError(f"{type(value).__name__} is not a wire type")
+
+
+class _Packers(threading.local):
+    """A packer for each thread: making one costs more than a header."""
+
+    def __init__(self) -> None:
+        self.pack = msgpack.Packer(default=_plain).pack
+
+
+_packers = _Packers()
 
 
 def decode_header(frame: bytes) -> Header:

@@ -104,6 +104,7 @@ def test_raw_frames_that_differ_from_their_description_are_refused(
 def test_an_int_beyond_the_wire_is_named(value: int) -> None:
     with pytest.raises(ProtocolError, match=str(value)):
         protocol.encode({"pos": value})
+    assert protocol.encode({"pos": 1}) == [msgpack.packb({"pos": 1})]  # nothing of it is left
 
 
 @pytest.mark.parametrize("op", sorted(fields.OPS))
