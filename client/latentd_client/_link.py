@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,10 @@ SLICE_MS = 100
 """Longest wait between two looks at the deadline and the connection."""
 SLICE_S = SLICE_MS / 1000
 RCVMORE, SNDMORE = int(zmq.RCVMORE), int(zmq.SNDMORE)
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+_spinner = threading.Lock()
+"""Held by the one thread of this process that polls for its reply; the others sleep."""
 
 
 def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -66,9 +72,13 @@ def check_listener(endpoint: str) -> None:
 class Link:
     """A connected socket and the requests in flight on it. One thread at a time."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, spin_s: float = 0.0
+    ) -> None:
+        """Connect. A wait polls for `spin_s` before it sleeps."""
         self.endpoint = endpoint
         self.exchange = Exchange()
+        self._spin_s = spin_s
         self.socket = make_socket(context)
         self._send = super(zmq.Socket, self.socket).send  # without the wrapper's half microsecond
         self._losses: Callable[[], int] = lambda: 0
@@ -112,6 +122,8 @@ class Link:
         if deadline is None:
             deadline = time.monotonic() + timeout_s
         receive, sock = self.exchange.receive, self.socket
+        if self._spin_s and not pending.replies:
+            self._spin(deadline)
         while not pending.replies:
             if deadline - time.monotonic() < SLICE_S:
                 self._wait_briefly(pending, deadline, timeout_s)
@@ -124,6 +136,19 @@ class Link:
                 frames.append(sock.recv())
             receive(frames)
         return pending.take()
+
+    def _spin(self, deadline: float) -> None:
+        """Stay awake until a message is there, for `spin_s` at most: a processor that has gone to
+        sleep comes back late. sched_yield lets go of the GIL and lets libzmq's own thread run."""
+        if not _spinner.acquire(blocking=False):
+            return
+        try:
+            get_events = self.socket.getsockopt
+            until = min(deadline, time.monotonic() + self._spin_s)
+            while not int(get_events(EVENTS)) & POLLIN and time.monotonic() < until:
+                os.sched_yield()
+        finally:
+            _spinner.release()
 
     def _wait_briefly(self, pending: Pending, deadline: float, timeout_s: float) -> None:
         """The last slice before the deadline. Raises unless there is a message."""

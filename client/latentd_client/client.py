@@ -38,10 +38,12 @@ class Client:
 
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = 60.0,
-        connect_timeout_s: float = 5.0,
+        connect_timeout_s: float = 5.0, spin_s: float = 0.0005,
     ) -> None:  # fmt: skip
         """Connect and say hello. `endpoint` defaults to LATENTD_ENDPOINT, then to
         ipc:///run/latentd/latentd.sock; `timeout_s` is the time of calls that name none.
+        A call polls for its reply for `spin_s` and sleeps after that: longer is quicker where
+        steps take longer, 0 spares the processor. One thread of a process polls at a time.
 
         Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
         """
@@ -56,7 +58,7 @@ class Client:
         self._context = zmq.Context()
         link: Link | None = None
         try:
-            self._link = link = Link(self._context, self.endpoint)
+            self._link = link = Link(self._context, self.endpoint, spin_s)
             self.info: DaemonInfo = self._drive(self._calls.hello(connect_timeout_s))
             self._watch = Watch(
                 link.socket, self.info.control, self._calls.session, self.info.lease_s

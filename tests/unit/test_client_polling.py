@@ -1,0 +1,42 @@
+import pytest
+
+from fakes import FakeEngine
+from gates import Gate
+from latentd_client import Client, DeadlineExceeded, Slot, _link
+from serving import serving
+
+
+def decode(client: Client) -> list[int | None]:
+    """Tokens of an open, a step and a stream."""
+    slot: Slot = client.open([1, 2, 3])
+    return [slot.token, slot.step().token, *(step.token for step in slot.stream(5))]
+
+
+@pytest.mark.parametrize("spin_s", [0.0005, 10.0])
+def test_polling_and_sleeping_clients_decode_the_same(endpoint: str, spin_s: float) -> None:
+    with serving(endpoint):
+        with Client(endpoint, spin_s=0.0) as client:
+            expected = decode(client)
+        with Client(endpoint, spin_s=spin_s) as client:
+            assert decode(client) == expected
+
+
+def test_a_thread_sleeps_while_another_of_its_process_polls(endpoint: str) -> None:
+    with serving(endpoint), Client(endpoint, spin_s=10.0) as client:
+        with _link._spinner:  # another thread polls
+            assert client.open([1, 2, 3]).step().context_len == 4
+        assert client.open([1, 2, 3]).step().context_len == 4
+        assert not _link._spinner.locked()
+
+
+def test_polling_keeps_to_the_time_of_the_call(endpoint: str) -> None:
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), Client(endpoint, spin_s=10.0) as client:
+        slot = client.open([1, 2, 3])
+        gate.shut()
+        with pytest.raises(DeadlineExceeded, match="repeat"):
+            slot.step(timeout_s=0.2)
+        assert not _link._spinner.locked()
+        gate.open()
+        assert slot.step().context_len == 4
