@@ -84,8 +84,9 @@ def allocate(config: ModelConfig, device: torch.device) -> Weights:
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    # Of the shapes by hand: torch.empty_like on "meta" imports sympy, a third of a second and more.
     embed = new(config.vocab_size, config.hidden_size)
-    head = embed if config.tie_word_embeddings else torch.empty_like(embed)
+    head = embed if config.tie_word_embeddings else new(config.vocab_size, config.hidden_size)
     layers = []
     for routed in config.moe_layers:
         attention = AttentionWeights(
