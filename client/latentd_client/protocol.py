@@ -30,8 +30,6 @@ MAX_FRAME_BYTES: Final = 16 << 20
 """Longest single frame unless the daemon says otherwise in `hello`."""
 MAX_FRAMES: Final = 16
 """Most frames of one request, header included, unless the daemon says otherwise in `hello`."""
-MAX_REPLY_FRAMES: Final = 1 + 128
-"""Most frames of one reply: a header and the logits of every row of the largest batch."""
 MAX_DIMS: Final = 8
 """Most dimensions of a raw frame."""
 MAX_ELEMENTS: Final = 1 << 40

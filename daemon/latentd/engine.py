@@ -98,7 +98,6 @@ class Engine:
         """See EngineProtocol."""
         slot = self.slots.slots[request.slot_id]
         self.launches.settle(slot)
-        request.cancelled = True
         if slot.epoch == request.epoch and isinstance(slot.task, OpenTask | StreamTask):
             self.launches.end(slot, reason, reason, "the request was cancelled")
             if isinstance(request, OpenRequest):

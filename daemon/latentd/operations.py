@@ -82,7 +82,6 @@ class OpenRequest:
     sampling: SamplingParams
     prompt_len: int
     want_logits: bool
-    cancelled: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +107,6 @@ class StreamRequest:
     max_steps: int
     stop: frozenset[int]
     credit: int
-    cancelled: bool = False
 
 
 @dataclass(slots=True)
