@@ -7,7 +7,7 @@ PYTHON_BASE ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv
 SOURCES := daemon client kernels tests
-CUDA_SOURCES = $(wildcard kernels/latentd_kernels/csrc/*.cu kernels/latentd_kernels/csrc/*.cuh)
+CUDA_SOURCES = $(shell find kernels/latentd_kernels/csrc -name "*.cu" -o -name "*.cuh")
 
 GPU_TESTS ?= tests
 MEMCHECK_SKIP ?= 10944 or 102400 or 8192x2048 or 3072x1536 or 4096x512 or v2-lite or distribution or within_its_bounds or within_the_bounds

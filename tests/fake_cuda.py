@@ -23,11 +23,12 @@ class FakeCuda:
         self.param_sizes: dict[str, tuple[int, ...]] = {}
         self.launches: list[SimpleNamespace] = []
         self.calls: list[str] = []
+        self.tensor_maps: list[tuple[Any, ...]] = []
         self.stream_status = OK
         self.launch_status = OK
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("cu"):
+        if name.startswith("cu") and not name.startswith("cuuint"):
             raise AssertionError(f"the fake driver has no {name}")
         return getattr(real, name)
 
@@ -99,6 +100,15 @@ class FakeCuda:
         if index >= len(sizes):
             return real.CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0
         return OK, 8 * index, sizes[index]
+
+    def cuTensorMapEncodeTiled(self, kind: Any, rank: int, address: int, *rest: Any) -> Any:
+        dims, strides, box, steps, _, swizzle, _, _ = rest
+        assert rank == len(dims) == len(strides) + 1
+        numbers = ([int(n) for n in part] for part in (dims, strides, box, steps))
+        self.tensor_maps.append((address, *numbers, swizzle))
+        made = real.CUtensorMap()
+        made.opaque = [real.cuuint64_t(n) for n in range(1, 17)]
+        return OK, made
 
     def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> Any:
         sizes = self.param_sizes.get(function, ())

@@ -1,4 +1,4 @@
-"""Compiles csrc/*.cu to one cubin per file and architecture, and writes the manifests.
+"""Compiles csrc to one cubin per file and architecture, and writes the manifests.
 
 Used by the package's build hook and as `python -m latentd_kernels.build`. Needs nvcc and a host
 compiler, nothing else: no torch, no GPU. A build is incremental by the hash of what an image is
@@ -83,10 +83,13 @@ def build(
             f"`pip install {' '.join(COMPILER_WHEELS)}`, or set LATENTD_CUBINS=none"
         )
     cubin_dir, sources = cubin_dir or manifest.CUBIN_DIR, sources or manifest.SOURCES
-    files = sorted(sources.glob("*.cu"))
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         targets = [Target(arch, cubin_dir / arch, sources, compiler) for arch in archs]
-        work = [(target, pool.submit(target.compile, file)) for target in targets for file in files]
+        work = [
+            (target, pool.submit(target.compile, name))
+            for target in targets
+            for name in target.sources()
+        ]
         errors = []
         for target, future in work:
             try:

@@ -78,7 +78,7 @@ def find_compiler() -> Compiler | None:
 
 def inputs_digest(source: Path, arch: str) -> str:
     """Digest of all that an image of ours depends on, but the compiler's release: the source, what
-    it includes by a quoted name (from the same folder, transitively), architecture and flags."""
+    it includes by a quoted path (from its own folder, transitively), architecture and flags."""
     digest = hashlib.sha256(" ".join((arch, *FLAGS)).encode())
     for path in _with_includes(source):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
@@ -88,9 +88,10 @@ def inputs_digest(source: Path, arch: str) -> str:
 def _with_includes(source: Path) -> list[Path]:
     found, waiting = {source}, [source]
     while waiting:
-        text = waiting.pop().read_text(encoding="utf-8")
+        at = waiting.pop()
+        text = at.read_text(encoding="utf-8")
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
-            path = source.parent / name
+            path = (at.parent / name).resolve()
             if path.is_file() and path not in found:
                 found.add(path)
                 waiting.append(path)

@@ -7,7 +7,8 @@ Streams and events are used by one thread, the one that called `use_device`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -142,6 +143,42 @@ def is_idle(stream: int) -> bool:
     if error != _SUCCESS:
         raise failure("cuStreamQuery", error)
     return True
+
+
+class TensorMap(ctypes.Structure):
+    """A CUtensorMap, passed to a kernel by value as `const __grid_constant__ CUtensorMap`. It holds
+    an address: whoever makes it keeps the memory alive."""
+
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
+def tensor_map(
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int = 128,
+) -> TensorMap:
+    """How the copy engine sees a bf16 tensor: `dims` elements, innermost first; `strides` bytes of
+    every dimension but the innermost; `box` elements that one copy moves. `swizzle` 0, 32, 64 or
+    128 bytes. Elements outside arrive as zeros. Raises DriverError for what the format forbids
+    (address a multiple of 16 bytes, strides too, at most 256 elements of a box a dimension)."""
+    swizzles = cuda.CUtensorMapSwizzle
+    made = check(
+        cuda.cuTensorMapEncodeTiled,
+        cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        len(dims),
+        address,
+        [cuda.cuuint64_t(n) for n in dims],
+        [cuda.cuuint64_t(n) for n in strides],
+        [cuda.cuuint32_t(n) for n in box],
+        [cuda.cuuint32_t(1)] * len(dims),
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(swizzles, f"CU_TENSOR_MAP_SWIZZLE_{f'{swizzle}B' if swizzle else 'NONE'}"),
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return TensorMap((ctypes.c_uint64 * 16)(*(int(word) for word in made.opaque)))
 
 
 class Event:

@@ -108,8 +108,10 @@ class Function:
         stream: int,
         smem: int,
         pdl: bool,
+        cluster: tuple[int, int, int] | None = None,
     ) -> None:
-        """Queue the kernel: `threads` threads a CTA, `smem` bytes of dynamic shared memory.
+        """Queue the kernel: `threads` threads a CTA, `smem` bytes of dynamic shared memory, CTAs in
+        clusters of that shape (from compute capability 9.0 on; it divides the grid).
 
         With `pdl` it may start before its predecessor has ended (from compute capability 9.0 on;
         the kernel waits by itself). Arguments are read during the call and not kept. Raises
@@ -120,10 +122,10 @@ class Function:
         if packing is None:
             packing = self._packings[types] = _Packing(self.name, self.param_sizes, args)
         params = packing.pack(args)
-        key = (grid, threads, smem, stream, pdl)
+        key = (grid, threads, smem, stream, pdl, cluster)
         config = self._configs.get(key)
         if config is None:
-            config = self._configure(grid, threads, smem, stream, pdl)
+            config = self._configure(*key)
             self._configs[key] = config
         (error,) = cuda.cuLaunchKernelEx(config, self._handle, params, 0)
         if error != _SUCCESS:
@@ -131,7 +133,13 @@ class Function:
             raise driver.failure("cuLaunchKernelEx", error, about)
 
     def _configure(
-        self, grid: tuple[int, int, int], threads: int, smem: int, stream: int, pdl: bool
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        smem: int,
+        stream: int,
+        pdl: bool,
+        cluster: tuple[int, int, int] | None,
     ) -> Any:
         if smem > self.max_dynamic_smem:
             raise ValueError(
@@ -145,12 +153,20 @@ class Function:
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = smem
         config.hStream = stream
+        attributes = []
         if pdl and self._can_overlap:
-            attribute = cuda.CUlaunchAttribute()
-            attribute.id = (
-                cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            )
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(_attribute("PROGRAMMATIC_STREAM_SERIALIZATION"))
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if cluster is not None:
+            attributes.append(_attribute("CLUSTER_DIMENSION"))
+            dims = attributes[-1].value.clusterDim
+            dims.x, dims.y, dims.z = cluster
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
         return config
+
+
+def _attribute(name: str) -> Any:
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = getattr(cuda.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    return attribute

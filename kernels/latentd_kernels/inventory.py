@@ -47,8 +47,9 @@ class Block:
     launch: str
 
 
-def parse(source: Path) -> list[Block]:
-    """Doc blocks of a source, in order. Raises InventoryError for one that lacks a field."""
+def parse(source: Path, name: str | None = None) -> list[Block]:
+    """Doc blocks of a source (`name` on the page), in order. Raises InventoryError for one that
+    lacks a field."""
     blocks = []
     lines = source.read_text(encoding="utf-8").splitlines()
     for at, line in enumerate(lines):
@@ -70,7 +71,7 @@ def parse(source: Path) -> list[Block]:
             if not any(fields.get(field, ())):
                 raise InventoryError(f"{source.name}: the block of {start[1]} has no `{field}:`")
         joined = {name: " ".join(filter(None, part)) for name, part in fields.items()}
-        blocks.append(Block(source.name, names, **joined))
+        blocks.append(Block(name or source.name, names, **joined))
     return blocks
 
 
@@ -88,20 +89,24 @@ def entry_points(source: Path) -> set[str]:
 def collect(sources: Path = manifest.SOURCES, cubin_dir: Path = manifest.CUBIN_DIR) -> list[Block]:
     """All blocks. Raises InventoryError unless they name exactly the entry points of the sources
     and, where a current manifest is there, of the cubins."""
-    blocks = [block for source in sorted(sources.glob("*.cu")) for block in parse(source)]
+    files = {path.relative_to(sources).as_posix(): path for path in sorted(sources.rglob("*.cu"))}
+    blocks = [block for name, path in files.items() for block in parse(path, name)]
+    source_of = {name: block.source for block in blocks for name in block.names}
     documented = [name for block in blocks for name in block.names]
     if len(set(documented)) < len(documented):
         twice = sorted({name for name in documented if documented.count(name) > 1})
         raise InventoryError(f"documented twice: {', '.join(twice)}")
-    in_text = {name for source in sources.glob("*.cu") for name in entry_points(source)}
+    in_text = {name for path in files.values() for name in entry_points(path)}
     undocumented, unknown = _missing(in_text, documented), set[str]()
     for path in cubin_dir.glob(f"*/{manifest.FILE_NAME}"):
+        arch = path.parent.name
         try:
-            compiled = manifest.load(cubin_dir, path.parent.name, sources).kernels.keys()
+            compiled = manifest.load(cubin_dir, arch, sources).kernels.keys()
         except manifest.ManifestError:
             continue  # stale: it says nothing about these sources
         undocumented |= _missing(compiled, documented)
-        unknown |= {name for name in documented if not fnmatch.filter(compiled, name)}
+        expected = [name for name in documented if manifest.compiled_for(source_of[name], arch)]
+        unknown |= {name for name in expected if not fnmatch.filter(compiled, name)}
     if undocumented:
         raise InventoryError(f"entry points without a block: {', '.join(sorted(undocumented))}")
     if unknown:

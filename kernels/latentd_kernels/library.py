@@ -79,10 +79,11 @@ class Library:
         stream: int,
         smem: int = 0,
         pdl: bool = True,
+        cluster: tuple[int, int, int] | None = None,
     ) -> None:
         """Queue a kernel by name: see Function.launch, which says what it checks and raises."""
         function = self._functions.get(name) or self.function(name)
-        function.launch(grid, threads, args, stream, smem, pdl)
+        function.launch(grid, threads, args, stream, smem, pdl, cluster)
         self.num_launches += 1
 
 

@@ -21,6 +21,8 @@ FILE_NAME: Final = "manifest.json"
 REBUILD: Final = "rebuild with `make cubins` or `python -m latentd_kernels.build --arch {arch}`"
 SOURCES: Final = Path(__file__).parent / "csrc"
 CUBIN_DIR: Final = Path(__file__).parent / "cubin"
+ARCH_FOLDERS: Final = {"hopper": ("sm_90a",)}
+"""Folders of SOURCES whose files are compiled for these architectures only; all else is for all."""
 
 
 class ManifestError(RuntimeError):
@@ -90,9 +92,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def source_hashes(sources: Path) -> dict[str, str]:
-    """sha256 of every .cu and .cuh file of a folder, by name."""
-    files = sorted([*sources.glob("*.cu"), *sources.glob("*.cuh")])
-    return {path.name: sha256(path) for path in files}
+    """sha256 of every .cu and .cuh file of a folder and its ARCH_FOLDERS, by path in the folder."""
+    files = sorted(path for kind in ("*.cu", "*.cuh") for path in sources.rglob(kind))
+    return {path.relative_to(sources).as_posix(): sha256(path) for path in files}
+
+
+def compiled_for(name: str, arch: str) -> bool:
+    """Whether a file, named by its path in the sources, is compiled for an architecture."""
+    folder, _, rest = name.rpartition("/")
+    return rest.endswith(".cu") and (not folder or arch in ARCH_FOLDERS[folder])
 
 
 def read(folder: Path, arch: str) -> Manifest:
@@ -140,7 +148,7 @@ def load(cubin_dir: Path, arch: str, sources: Path | None = None) -> Manifest:
             )
     compiled = {image.source for image in manifest.images.values()}
     for name in present:
-        if name.endswith(".cu") and name not in compiled:
+        if compiled_for(name, arch) and name not in compiled:
             raise ManifestError(arch, f"{folder} is incomplete: {name} was not compiled")
     for name, image in manifest.images.items():
         if not (folder / name).is_file():

@@ -30,9 +30,15 @@ class Target:
         except ManifestError:
             self._old = Manifest(arch, {}, {}, {})
 
-    def compile(self, source: Path) -> tuple[str, Image, dict[str, Kernel]]:
+    def sources(self) -> list[str]:
+        """Files to compile, by their paths in the sources."""
+        return [name for name in self._hashes if manifest.compiled_for(name, self.arch)]
+
+    def compile(self, source_name: str) -> tuple[str, Image, dict[str, Kernel]]:
         """Compile one source, or keep its image when it is current."""
-        name = source.stem + (".ptx" if self.arch.startswith("compute_") else ".cubin")
+        source = self._sources / source_name
+        name = source_name.removesuffix(".cu").replace("/", "_")
+        name += ".ptx" if self.arch.startswith("compute_") else ".cubin"
         inputs = inputs_digest(source, self.arch)
         old, path = self._old.images.get(name), self._folder / name
         if (
@@ -48,7 +54,7 @@ class Target:
         data, kernels = self._compiler.compile(source, self.arch, name)
         manifest.write_atomically(path, data)
         digest = hashlib.sha256(data).hexdigest()
-        return name, Image(source.name, digest, inputs, self._compiler.release), kernels
+        return name, Image(source_name, digest, inputs, self._compiler.release), kernels
 
     def add(self, name: str, image: Image, kernels: dict[str, Kernel]) -> None:
         """Take in one image. Raises BuildError for an entry point that another image has too."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernel_sources import compiled, make_sources, put_fake_nvcc_on_path
-from latentd_kernels import build, compiler, manifest
+from latentd_kernels import build, compiler, inventory, manifest
 from latentd_kernels.compiler import BuildError
 
 ARCHS = ("sm_90a", "compute_80")
@@ -47,6 +47,40 @@ def test_the_report_counts_images_and_names_what_spills(sources: Path, tmp_path:
         "sm_90a: 2 compiled, 0 unchanged, add spills, scale spills",
         "compute_80: 2 compiled, 0 unchanged",
     ]
+
+
+def test_a_folder_of_an_architecture_is_compiled_for_that_one_alone(
+    sources: Path, tmp_path: Path
+) -> None:
+    (sources / "hopper").mkdir()
+    text = (sources / "scale.cu").read_text()
+    text = text.replace("shared.cuh", "../shared.cuh").replace("scale", "fast")
+    (sources / "hopper" / "scale.cu").write_text(text)
+    build.build(ARCHS, tmp_path / "cubin", sources)
+    images = {
+        arch: sorted(manifest.load(tmp_path / "cubin", arch, sources).images) for arch in ARCHS
+    }
+    assert images["sm_90a"] == ["add.cubin", "hopper_scale.cubin", "scale.cubin"]
+    assert images["compute_80"] == ["add.ptx", "scale.ptx"]
+    page = inventory.render(inventory.collect(sources, tmp_path / "cubin"))
+    assert page.index("## hopper/scale.cu") < page.index("### `fast`")
+    compiled(sources), compiled(sources / "hopper")
+    (sources / "shared.cuh").write_text("__device__ void body(float* x, int n, float s) {}\n")
+    build.build(["sm_90a"], tmp_path / "cubin", sources)
+    assert compiled(sources) == compiled(sources / "hopper") == ["sm_90a scale.cu"]
+
+
+def test_a_change_in_the_folder_makes_that_architecture_stale(
+    sources: Path, tmp_path: Path
+) -> None:
+    (sources / "hopper").mkdir()
+    (sources / "hopper" / "sub.cu").write_text(
+        (sources / "add.cu").read_text().replace("add", "sub")
+    )
+    build.build(["sm_90a"], tmp_path / "cubin", sources)
+    (sources / "hopper" / "sub.cu").write_text("// changed\n")
+    with pytest.raises(manifest.ManifestError, match=r"stale: hopper/sub\.cu was changed"):
+        manifest.load(tmp_path / "cubin", "sm_90a", sources)
 
 
 def test_an_unchanged_tree_compiles_nothing(sources: Path, tmp_path: Path) -> None:

@@ -179,6 +179,25 @@ def test_the_overlap_attribute_is_set_where_it_is_asked_for(fake: FakeCuda) -> N
     assert fake.launches[1].config.numAttrs == 0
 
 
+def test_a_cluster_is_asked_for_beside_the_overlap(fake: FakeCuda) -> None:
+    make_function(fake).launch((8, 2, 1), 128, [], 99, 0, True, (4, 2, 1))
+    attributes = fake.launches[0].config.attrs
+    assert fake.launches[0].config.numAttrs == 2
+    cluster = attributes[1].value.clusterDim
+    assert attributes[1].id == cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    assert (cluster.x, cluster.y, cluster.z) == (4, 2, 1)
+
+
+def test_a_tensor_map_is_made_of_bytes_and_elements_and_passed_by_value(fake: FakeCuda) -> None:
+    tensor_map = driver.tensor_map(1 << 44, [64, 9, 100], [128, 1152], [64, 5, 64])
+    address, dims, strides, box, steps, swizzle = fake.tensor_maps[0]
+    assert (address, dims, strides, box) == (1 << 44, [64, 9, 100], [128, 1152], [64, 5, 64])
+    assert steps == [1, 1, 1]
+    assert swizzle == cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B
+    launch(make_function(fake, 128), tensor_map)
+    assert fake.launches[0].values == [struct.pack("<16Q", *range(1, 17))]
+
+
 def test_a_gpu_before_hopper_is_not_asked_to_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCuda((8, 9)))
     launch(make_function(fake))

@@ -25,7 +25,8 @@ def test_kernels_md_is_current() -> None:
 
 def test_every_source_of_the_package_has_its_kernels_documented() -> None:
     documented = {block.source for block in inventory.collect()}
-    assert documented == {path.name for path in manifest.SOURCES.glob("*.cu")}
+    sources = manifest.SOURCES.rglob("*.cu")
+    assert documented == {path.relative_to(manifest.SOURCES).as_posix() for path in sources}
 
 
 def test_a_block_is_read_with_its_continuation_lines(sources: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from latentd_kernels import geometry
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
-from latentd_kernels.manifest import SOURCES
+from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
 
 WAITING = {  # device functions that call pdl_wait for their kernel
     "norm_row": "elementwise.cu",
@@ -51,7 +51,8 @@ def kernels(name: str) -> dict[str, str]:
     return bodies
 
 
-FILES = sorted(path.name for path in SOURCES.glob("*.cu"))
+ALL = sorted(path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.cu*"))
+FILES = [name for name in ALL if name.endswith(".cu")]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -84,12 +85,17 @@ def test_the_functions_that_wait_for_their_kernel_do(function: str, name: str) -
     assert "return" not in body[: body.index("pdl_wait();")]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in SOURCES.iterdir()))
+@pytest.mark.parametrize("name", ALL)
 def test_no_kernel_allocates_or_adds_floats_atomically(name: str) -> None:
     found = re.findall(r"\batomic\w*\([^,]*|\bmalloc\b|\bnew\b|\bred\.", code_of(name))
     # The bins of the sampler are integers: exact in any order.
     bins = ["atomicAdd(&s.mass_lo[bin]", "atomicAdd(&s.mass_hi[bin]"]
     assert found == (bins if name == "sampling.cu" else [])
+
+
+def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
+    folders = {name.rpartition("/")[0] for name in ALL} - {""}
+    assert folders <= ARCH_FOLDERS.keys()
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,17 @@ def test_the_wheel_is_pure_and_names_what_each_extra_adds(wheel: Path) -> None:
 def test_the_wheel_carries_one_image_a_source_and_architecture_and_nothing_else(
     wheel: Path,
 ) -> None:
-    sources = sorted(path.stem for path in manifest.SOURCES.glob("*.cu"))
+    sources = manifest.source_hashes(manifest.SOURCES)
     expected = {
         f"latentd_kernels/cubin/{arch}/{name}"
         for arch in build.ARCHITECTURES
         for name in (
             manifest.FILE_NAME,
-            *(f"{s}.{'ptx' if arch.startswith('compute') else 'cubin'}" for s in sources),
+            *(
+                f"{source[:-3].replace('/', '_')}.{'ptx' if arch[0] == 'c' else 'cubin'}"
+                for source in sources
+                if manifest.compiled_for(source, arch)
+            ),
         )
     }
     with zipfile.ZipFile(wheel) as archive:
