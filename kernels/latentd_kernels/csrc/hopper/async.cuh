@@ -1,0 +1,175 @@
+// The asynchronous machinery of sm_90: mbarriers, bulk and tensor copies, proxy fences, named barriers, clusters and
+// stmatrix. Addresses of shared memory are 32-bit (smem_u32); nothing here is specific to a kernel.
+#pragma once
+#include "../common.cuh"
+
+// ---- mbarrier: 8 bytes in shared memory that count arrivals and bytes of one phase after another. A waiter names the
+// parity of the phase it waits for: 0 for the first, then 1, 0, ...
+
+LATENTD_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the last barrier_init of a CTA, before the barriers' first use by copies or by other CTAs of the cluster; the
+// CTA's own threads need a __syncthreads as well.
+LATENTD_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// One arrival that also announces `bytes` of copies: the phase completes when they have all landed.
+LATENTD_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+LATENTD_DEVICE void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// The same for a barrier of any CTA of the cluster (see cluster_address).
+LATENTD_DEVICE void barrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+LATENTD_DEVICE bool barrier_test(uint32_t barrier, int parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+LATENTD_DEVICE void barrier_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+// Waits with acquire at cluster scope: for barriers on which other CTAs arrive after writing to this one's memory.
+LATENTD_DEVICE void barrier_wait_cluster(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "again:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\n"
+      "done:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// What the copy engine knows of a tensor: driver.TensorMap, passed by value as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+// ---- Bulk copies. They complete on a barrier whose phase expects their bytes; one thread issues them.
+
+// `bytes` (a multiple of 16) of global memory into shared memory, both on 16 bytes.
+LATENTD_DEVICE void bulk_load(uint32_t dst, const void* src, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// The box of a tensor map at the given coordinates, innermost first; what lies outside of the tensor reads as zero.
+LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(barrier)
+      : "memory");
+}
+LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier)
+      : "memory");
+}
+LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
+                                uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+// Brings a tensor map to where copies read it. The map is a kernel parameter (__grid_constant__) or global memory that
+// the host wrote before the launch, so this may stand before pdl_wait().
+LATENTD_DEVICE void tensor_map_prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- Ordering.
+
+// Makes this thread's ordinary accesses to shared memory visible to wgmma and to bulk copies (and keeps later ones of
+// theirs from overtaking earlier ordinary reads). Each writing thread executes it, then a barrier follows.
+LATENTD_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barrier `id` (1 to 15; 0 is __syncthreads) among `threads` threads, whole warps.
+LATENTD_DEVICE void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+LATENTD_DEVICE void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// named_sync that tells every thread whether any of them has `value` set.
+LATENTD_DEVICE bool named_sync_or(int id, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %3, 0;\nbarrier.cta.red.or.aligned.pred q, %1, %2, p;\n"
+      "selp.s32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(value))
+      : "memory");
+  return any != 0;
+}
+
+// ---- Clusters. arrive releases this thread's writes, wait acquires those of all the cluster's threads.
+
+LATENTD_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+LATENTD_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+LATENTD_DEVICE void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+LATENTD_DEVICE int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The address, for shared::cluster accesses, of the same place in the shared memory of CTA `rank`.
+LATENTD_DEVICE uint32_t cluster_address(uint32_t addr, int rank) {
+  uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(addr), "r"(rank));
+  return mapped;
+}
+LATENTD_DEVICE void cluster_store(uint32_t addr, uint4 v) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+LATENTD_DEVICE void cluster_store(uint32_t addr, uint32_t v) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
+
+// ---- Fragments to shared memory: 8x8 b16 matrices, transposed on the way; lane i gives the address of row i % 8 of
+// matrix i / 8. A pair that a lane holds (two neighbouring columns of an accumulator) lands in two rows.
+LATENTD_DEVICE void store_matrix4_trans(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+LATENTD_DEVICE void store_matrix2_trans(uint32_t addr, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
+}
+LATENTD_DEVICE void store_matrix4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+// 2^x, of full f32 range, two units in the last place.
+LATENTD_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
