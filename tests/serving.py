@@ -46,7 +46,7 @@ class Running:
 def serving(endpoint: str, engine: Engine | None = None, **options: Any) -> Iterator[Running]:
     """A running server; keyword arguments are fields of ServerOptions."""
     engine = FakeEngine() if engine is None else engine
-    running = Running(engine, ServerOptions(endpoint=endpoint, spin_us=0, **options))
+    running = Running(engine, ServerOptions(endpoint=endpoint, **{"spin_us": 0, **options}))
     try:
         yield running
     finally:

@@ -141,6 +141,13 @@ class Engine:
         launches = self.launches
         return bool(launches.events or launches.in_flight or self.scheduler.has_rows)
 
+    @property
+    def has_only_steps(self) -> bool:
+        """See EngineProtocol."""
+        launches, scheduler = self.launches, self.scheduler
+        others = launches.events or launches.in_flight or scheduler.streams or scheduler.opens
+        return bool(scheduler.steps) and not others
+
     def launch(self) -> None:
         """See EngineProtocol. Raises DeviceFault."""
         self.launches.launch()

@@ -95,22 +95,26 @@ class Listener:
         """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message was
         dealt with (others get the processor if they want it: libzmq's own thread must run), then
         asleep."""
-        get_events, clock, let_others = self.router.getsockopt, time.monotonic, os.sched_yield
-        now = clock()
         if self._is_fresh:
             self._is_fresh = False
-            self._spin_until = now + self._spin_s
-        spin_until = self._spin_until
-        while now < spin_until:
-            if int(get_events(EVENTS)) & POLLIN:
-                self._is_ready = True
-                return
-            let_others()
-            now = clock()
+            self._spin_until = time.monotonic() + self._spin_s
+        if self.poll(self._spin_until):
+            return
+        now = time.monotonic()
         if until <= now:
             return
         if self._wakee.fileno() in dict(self._poller.poll(int((until - now) * 1000) + 1)):
             self._wakee.recv(4096)
+
+    def poll(self, until: float) -> bool:
+        """Poll for a message until a time; whether one is there."""
+        get_events, clock, let_others = self.router.getsockopt, time.monotonic, os.sched_yield
+        while clock() < until:
+            if int(get_events(EVENTS)) & POLLIN:
+                self._is_ready = True
+                return True
+            let_others()
+        return False
 
     def wake(self) -> None:
         """End a `wait`, now or the next."""

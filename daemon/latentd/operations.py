@@ -221,6 +221,10 @@ class EngineProtocol(Protocol):
     def has_work(self) -> bool:
         """Whether run() would do something."""
 
+    @property
+    def has_only_steps(self) -> bool:
+        """Whether that would be nothing but single steps: no stream, prompt or event waits."""
+
     def launch(self) -> None:
         """Start one replay for all runnable rows, and at most one prompt chunk. It does not wait:
         what the caller does before `finish` costs nothing while the device works."""

@@ -1,8 +1,9 @@
 """The serving loop: one thread owns the data socket and the engine.
 
-A turn: 1. take all ready messages, admit each alone; 2. one engine run for all of them; 3. send
-what completed; 4. look after leases, deadlines, parked replies, the watchdog; 5. with nothing to
-do, poll for `spin_us` after the last message, then block.
+A turn: 1. take all ready messages, admit each alone; 2. one engine run for all of them, after a
+short wait for slots that step in turn with them (`gather`); 3. send what completed; 4. look after
+leases, deadlines, parked replies, the watchdog; 5. with nothing to do, poll for `spin_us` after the
+last message, then block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zmq
 from latentd import housekeeping, requests
 from latentd.completions import complete
 from latentd.control import ControlThread
+from latentd.gather import Gather
 from latentd.listener import Listener
 from latentd.operations import DeviceFault
 from latentd.replies import Outbox
@@ -64,6 +66,7 @@ class Server:
         self._leases_at = 0.0
         self._retry_at = 0.0
         self._retry_s = RETRY_S
+        self._gather = Gather()
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
 
@@ -112,6 +115,9 @@ class Server:
                 now = work.now = time.monotonic()
                 self._take(listener)
                 if engine.has_work:
+                    if self._gathers(engine, now):
+                        listener.poll(self._gather.until)
+                        continue
                     self._run(engine)
                 if now >= self._tick_at or self._posts:
                     self._tick(now)
@@ -143,9 +149,24 @@ class Server:
 
     def _run(self, engine: EngineProtocol) -> None:
         """One launch; its replies are prepared while the device works."""
+        work, gather = self._work, self._gather
+        started = time.monotonic()
         engine.launch()
-        self._work.prepare()
-        complete(self._work, engine.finish())
+        work.prepare()
+        gather.launched(work)
+        complete(work, engine.finish())
+        gather.answered(started, time.monotonic())
+
+    def _gathers(self, engine: EngineProtocol, now: float) -> bool:
+        """Whether to wait for more rows. Only a loop that may poll does: asleep, it is late."""
+        gather = self._gather
+        return (
+            now < gather.until
+            and self._options.spin_us > 0
+            and self._stop_at is None
+            and gather.lacks()
+            and engine.has_only_steps
+        )
 
     def _next_turn(self) -> float:
         """When the next turn is due without a message."""

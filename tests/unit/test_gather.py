@@ -1,0 +1,106 @@
+"""Clients that step in turn meet in one replay, and nobody else waits for them."""
+
+import threading
+import time
+
+import pytest
+
+from fakes import FakeEngine
+from latentd import gather
+from latentd.plans import StepOutputs
+from serving import Peer, seat, serving
+
+STEP_S = 0.02
+
+
+class SlowEngine(FakeEngine):
+    """Its steps take STEP_S, long enough for another client to ask meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wait = self.fake.wait
+
+        def slow_wait() -> StepOutputs:
+            time.sleep(STEP_S)
+            return wait()
+
+        self.fake.wait = slow_wait  # type: ignore[method-assign]
+
+
+def step(peer: Peer, opened: dict[str, int], steps: int, pause_s: float = 0.0) -> None:
+    where = seat(opened)
+    for _ in range(steps):
+        assert peer.ask("step", **where)["status"] == "ok"
+        where["pos"] += 1
+        time.sleep(pause_s)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that a busy machine cannot miss."""
+    monkeypatch.setattr(gather, "SHARE", 1000.0)
+    monkeypatch.setattr(gather, "MAX_WAIT_S", 5.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_two_clients_that_step_in_turn_share_their_launches(endpoint: str) -> None:
+    engine = SlowEngine()
+    with serving(endpoint, engine, spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        before = engine.fake.launches
+        other = threading.Thread(target=step, args=(two, second, 20))
+        other.start()
+        time.sleep(STEP_S / 2)  # the second client's first step runs: it meets nobody by chance
+        step(one, first, 19)
+        other.join()
+    assert engine.fake.launches - before <= 22  # 39 when each runs alone
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("goes", ["closes its slot", "streams"])
+def test_who_will_not_step_again_is_not_waited_for(endpoint: str, goes: str) -> None:
+    with serving(endpoint, SlowEngine(), spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        row = seat(first)
+        one.send("step", rows=[row])
+        step(two, second, 1)
+        one.receive()
+        row["pos"] += 1
+        if goes == "streams":
+            one.send("stream", **row, max_steps=1, credit=1)
+        else:
+            one.ask("close", slot=row["slot"], epoch=row["epoch"])
+        start = time.monotonic()
+        step(two, {**second, "context_len": second["context_len"] + 1}, 1)
+        assert time.monotonic() - start < gather.MAX_WAIT_S / 2
+
+
+def test_a_client_that_thinks_costs_the_others_a_part_of_one_step(endpoint: str) -> None:
+    with serving(endpoint, SlowEngine(), spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        thinker = threading.Thread(target=step, args=(one, first, 3, 5 * STEP_S))
+        thinker.start()
+        start = time.monotonic()
+        step(two, second, 20)
+        took = time.monotonic() - start
+        thinker.join()
+    assert took < 30 * STEP_S
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_daemon_that_may_not_poll_waits_for_nobody(endpoint: str) -> None:
+    with serving(endpoint, SlowEngine(), spin_us=0), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        one.send("step", **seat(first))
+        step(two, second, 1)
+        start = time.monotonic()
+        step(two, {**second, "context_len": second["context_len"] + 1}, 1)
+        assert time.monotonic() - start < gather.MAX_WAIT_S / 2
+
+
+def test_the_wait_is_a_part_of_the_step_and_bounded() -> None:
+    window = gather.Gather()
+    window.answered(started=10.0, now=10.001)
+    assert window.until == pytest.approx(10.001 + 0.15e-3)
+    window.answered(started=10.0, now=11.0)
+    assert window.until == pytest.approx(11.0 + 500e-6)
