@@ -75,10 +75,11 @@ class Link:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, spin_s: float = 0.0
     ) -> None:
-        """Connect. A wait polls for `spin_s` before it sleeps."""
+        """Connect. A wait polls for `spin_s` around the time that such a call took last."""
         self.endpoint = endpoint
         self.exchange = Exchange()
         self._spin_s = spin_s
+        self._usual_s: dict[str, float] = {}  # by op, how long the last wait took
         self.socket = make_socket(context)
         self._send = super(zmq.Socket, self.socket).send  # without the wrapper's half microsecond
         self._losses: Callable[[], int] = lambda: 0
@@ -121,9 +122,10 @@ class Link:
         """Wait for the next reply of a request. Raises like `perform`."""
         if deadline is None:
             deadline = time.monotonic() + timeout_s
-        receive, sock = self.exchange.receive, self.socket
+        receive, sock, op = self.exchange.receive, self.socket, pending.call.op
+        start = time.monotonic()
         if self._spin_s and not pending.replies:
-            self._spin(deadline)
+            self._spin(start, min(deadline, start + self._usual_s.get(op, 0.0)), deadline)
         while not pending.replies:
             if deadline - time.monotonic() < SLICE_S:
                 self._wait_briefly(pending, deadline, timeout_s)
@@ -135,16 +137,23 @@ class Link:
             while sock.getsockopt(RCVMORE):
                 frames.append(sock.recv())
             receive(frames)
+        self._usual_s[op] = time.monotonic() - start
         return pending.take()
 
-    def _spin(self, deadline: float) -> None:
-        """Stay awake until a message is there, for `spin_s` at most: a processor that has gone to
-        sleep comes back late. sched_yield lets go of the GIL and lets libzmq's own thread run."""
+    def _spin(self, start: float, usual: float, deadline: float) -> None:
+        """Be awake when the message comes: a processor that has gone to sleep comes back late.
+
+        Polls from `spin_s` before the time at which the last reply to such a call would have come
+        until `spin_s` after it, and sleeps before that, in whole milliseconds and only if a message
+        can end it. sched_yield lets go of the GIL and lets libzmq's own thread run."""
+        nap_ms = int((usual - start - self._spin_s) * 1000)
+        if nap_ms > 0 and self.socket.poll(nap_ms):
+            return
         if not _spinner.acquire(blocking=False):
             return
         try:
             get_events = self.socket.getsockopt
-            until = min(deadline, time.monotonic() + self._spin_s)
+            until = min(deadline, usual + self._spin_s)
             while not int(get_events(EVENTS)) & POLLIN and time.monotonic() < until:
                 os.sched_yield()
         finally:

@@ -42,8 +42,9 @@ class Client:
     ) -> None:  # fmt: skip
         """Connect and say hello. `endpoint` defaults to LATENTD_ENDPOINT, then to
         ipc:///run/latentd/latentd.sock; `timeout_s` is the time of calls that name none.
-        A call polls for its reply for `spin_s` and sleeps after that: longer is quicker where
-        steps take longer, 0 spares the processor. One thread of a process polls at a time.
+        A call polls for its reply from `spin_s` before until `spin_s` after the time that the last
+        such call took, and sleeps else; 0 spares the processor. One thread of a process polls at a
+        time.
 
         Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
         """

@@ -1,3 +1,6 @@
+import os
+import time
+
 import pytest
 
 from fakes import FakeEngine
@@ -40,3 +43,32 @@ def test_polling_keeps_to_the_time_of_the_call(endpoint: str) -> None:
         assert not _link._spinner.locked()
         gate.open()
         assert slot.step().context_len == 4
+
+
+def test_a_client_sleeps_through_a_long_step_and_polls_at_its_end(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, step_s, polls = FakeEngine(), 0.05, list[float]()
+    wait = engine.fake.wait
+    sched_yield = os.sched_yield
+
+    def slow_wait() -> object:
+        time.sleep(step_s)
+        return wait()
+
+    def polled() -> None:
+        polls.append(time.monotonic())
+        sched_yield()
+
+    with serving(endpoint, engine), Client(endpoint, spin_s=0.005) as client:
+        slot = client.open([1, 2, 3])
+        monkeypatch.setattr(engine.fake, "wait", slow_wait)
+        slot.step()  # tells how long such a call takes
+        monkeypatch.setattr("latentd_client._link.os.sched_yield", polled)
+        start = time.monotonic()
+        slot.step()
+        end = time.monotonic()
+    own = [at for at in polls if at < end]  # the server's thread has the same clock
+    assert own
+    assert own[0] > start + step_s / 2
+    assert own[-1] > end - step_s / 2
