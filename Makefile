@@ -44,8 +44,11 @@ gpu-memcheck: $(SETUP_TEST) native-cubins
 	  $(PY) -m pytest -m gpu $(KERNEL_TESTS) -k "not ($(MEMCHECK_SKIP))"
 
 gpu-bench: $(SETUP_TEST) native-cubins
-	$(PY) tests/bench/bench_attention.py
-	$(PY) -m pytest -m gpu -s tests/bench/bench_linear.py
+	$(PY) -m latentd bench attention
+	$(PY) -m latentd bench attention --numerics landed --no-torch
+	$(PY) -m latentd bench linear
+	$(PY) -m latentd bench moe
+	$(PY) -m latentd bench step
 	$(PY) tests/bench/bench_engine.py --device cuda
 	$(PY) tests/bench/bench_daemon.py
 

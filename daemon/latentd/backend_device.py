@@ -17,7 +17,7 @@ def choose_device(options: EngineOptions) -> tuple[torch.device, str]:
     """The device and the reason for it. Raises StartError when the asked one cannot be had."""
     if options.device == "cpu":
         return torch.device("cpu"), "asked for"
-    reason = _cuda_refusal(options)
+    reason = "dtype float32 runs on the cpu only" if options.dtype == "float32" else cuda_refusal()
     if reason is None:
         return torch.device("cuda", 0), "asked for" if options.device == "cuda" else "a GPU is here"
     if options.device == "cuda":
@@ -25,9 +25,8 @@ def choose_device(options: EngineOptions) -> tuple[torch.device, str]:
     return torch.device("cpu"), reason
 
 
-def _cuda_refusal(options: EngineOptions) -> str | None:
-    if options.dtype == "float32":
-        return "dtype float32 runs on the cpu only"
+def cuda_refusal() -> str | None:
+    """Why no GPU can be used; None when one can."""
     if driver.device_count() == 0:
         return "no NVIDIA GPU or no driver"
     if not torch.cuda.is_available():

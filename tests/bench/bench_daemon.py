@@ -19,7 +19,7 @@ from pathlib import Path
 
 from latentd import demo
 from latentd.commands.child import Child
-from published import DEEPSEEK_V2_LITE, GLM_4_7_FLASH
+from latentd.model.published import DEEPSEEK_V2_LITE, GLM_4_7_FLASH
 
 CONFIGS = {"v2-lite": DEEPSEEK_V2_LITE, "glm": GLM_4_7_FLASH}
 READY_S = 400.0

@@ -1,4 +1,4 @@
-"""`latentd bench steps`: what a step of a running daemon costs, and how many it does."""
+"""`latentd bench`: its parts, and `steps`, what a step of a running daemon costs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from latentd.commands import bench_kernels
 from latentd.commands.connecting import add_connection, positive_float, positive_int
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command and its parts."""
-    bench = subparsers.add_parser("bench", help="measure a running daemon", allow_abbrev=False)
+    about = "measure a running daemon, or the kernels on this GPU"
+    bench = subparsers.add_parser("bench", help=about, description=about, allow_abbrev=False)
     bench.set_defaults(parser=bench)
     parts = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     parser = add_command(
@@ -45,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_connection(parser)
+    bench_kernels.add(parts)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,97 @@
+"""Times linear layers as the model calls them, beside `torch.matmul` of the same product.
+
+Enough different weights stand in rotation to leave the L2 cache far behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from latentd.bench import floors, timing
+from latentd.bench.gpu import CUDA
+from latentd.bench.report import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from latentd.bench.gpu import Gpu
+    from latentd.bench.report import Report
+    from latentd.bench.shapes import Form, Matrix
+    from latentd_kernels.cuda_ops import CudaOps
+
+COLUMNS: Final = (
+    Column("name", "matrix"),
+    Column("shape", "M x K", width=15),
+    Column("form", "out", width=7),
+    Column("rows", "rows", width=6),
+    Column("time_us", "us", 2),
+    Column("mb", "MB", 1),
+    Column("floor_us", "floor us", 2, 10),
+    Column("of_copy", "% of copy", 0, 11),
+    Column("of_read", "% of read", 0, 11),
+    Column("torch_us", "torch us", 2, 10),
+    Column("speedup", "speed-up", 2, 10),
+)
+ROTATION_BYTES: Final = 1_000_000_000
+"""Weights of one graph: 16 times the L2 cache of an H200."""
+_MAX_WEIGHTS: Final = 64
+
+
+def measure(
+    gpu: Gpu, matrices: Sequence[Matrix], rows: Sequence[int], rival: bool, report: Report
+) -> None:
+    """Print a line for every matrix and row count, microseconds a product."""
+    ops = gpu.make_ops("f32", max_slots=1, max_pages=1)
+    about = "linear layers, weights in rotation; torch is the product alone, with bf16 out"
+    report.table("linear", about, COLUMNS)
+    for matrix in matrices:
+        count = max(2, min(_MAX_WEIGHTS, ROTATION_BYTES // matrix.num_bytes))
+        weights = [
+            torch.empty(matrix.features, matrix.k, dtype=torch.bfloat16, device=CUDA).normal_(
+                0.0, matrix.k**-0.5
+            )
+            for _ in range(count)
+        ]
+        for num in rows:
+            ours = ours_us(ops, weights, matrix.form, num) / count
+            theirs = torch_us(weights, num) / count if rival else None
+            row = floors.figures(matrix.num_bytes, ours, gpu.bandwidth, theirs)
+            shape = f"{matrix.features} x {matrix.k}"
+            report.add(name=matrix.name, shape=shape, form=matrix.form, rows=num, **row)
+        del weights
+        torch.cuda.empty_cache()
+
+
+def ours_us(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> float:
+    """Microseconds of all these products in one graph of our launches."""
+    features, k = weights[0].shape
+    x = torch.randn(rows, k, device=CUDA).bfloat16()
+    width = features // 2 if form == "gated" else features
+    dtype = torch.float32 if form in ("f32", "add") else torch.bfloat16
+    out = torch.zeros(rows, width, dtype=dtype, device=CUDA)
+
+    def run() -> None:
+        for weight in weights:
+            if form == "gated":
+                ops.gated_linear(x, weight, out, rows)
+            else:
+                ops.linear(x, weight, out, rows, accumulate=form == "add")
+
+    return timing.graph_us(run, ops.stream)
+
+
+def torch_us(weights: Sequence[Tensor], rows: int) -> float:
+    """The same products by torch.matmul, which is cuBLAS, without what our forms add."""
+    features, k = weights[0].shape
+    x = torch.randn(rows, k, device=CUDA).bfloat16()
+    out = torch.empty(rows, features, dtype=torch.bfloat16, device=CUDA)
+
+    def run() -> None:
+        for weight in weights:
+            torch.matmul(x, weight.T, out=out)
+
+    return timing.torch_graph_us(run)

@@ -1,0 +1,44 @@
+"""Starts the engine whose steps are measured: the daemon's own start, with a pool for the cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from latentd import memory
+from latentd.backend import start_engine
+from latentd.bench.gpu import CUDA, free_bytes
+from latentd.bench.step import Steps
+from latentd.model.config import ModelConfig
+from latentd_kernels.geometry import num_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from latentd.bench.report import Report
+    from latentd.options import EngineOptions
+
+
+def start_steps(
+    options: EngineOptions, rows: Sequence[int], contexts: Sequence[int], report: Report
+) -> Steps:
+    """Start the engine with as many pages as the cases need, or as fit. Raises CheckpointError,
+    StartError, ManifestError, DeviceFault."""
+    options = options.for_device("cuda")
+    config = ModelConfig.from_dir(options.model_dir)
+    plan = memory.plan(config, replace(options, kv_pages="auto"), CUDA, free_bytes())
+    needed = max(num_pages(options.max_ctx), max(rows) * num_pages(max(contexts)))
+    pages = min(needed, plan.kv_pages)
+    report.note(
+        f"device memory: weights {_gib(plan.weight_bytes)}, buffers and workspace "
+        f"{_gib(plan.static_bytes + plan.workspace_bytes)}, pool {_gib(pages * plan.page_bytes)} "
+        f"({pages} pages; all cases without sharing: {needed})"
+    )
+    engine = start_engine(replace(options, kv_pages=pages), lambda line: None)
+    nodes = ", ".join(f"{bucket}: {num}" for bucket, num in engine.startup.graph_nodes.items())
+    report.note(f"graphs for max_ctx {options.max_ctx}, nodes by bucket: {nodes}")
+    return Steps(engine)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

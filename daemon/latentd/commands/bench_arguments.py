@@ -1,0 +1,71 @@
+"""Parsers and checks of the kernel benchmarks' arguments."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from latentd.bench.shapes import ATTENTION_GRID, STEP_CONTEXTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_ROWS = 128
+"""Most rows of an attention call and of a decode step."""
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, separated by commas, for argparse."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = (0,)
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers of at least 1")
+    return values
+
+
+def matrix_shape(text: str) -> tuple[int, int]:
+    """Features and columns as MxK, for argparse."""
+    values = whole_numbers(text.replace("x", ","))
+    if len(values) != 2 or values[1] % 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MxK with a K that 32 divides")
+    return values[0], values[1]
+
+
+def head_widths(text: str) -> tuple[int, int]:
+    """nope and v as NOPE/V, for argparse."""
+    values = whole_numbers(text.replace("/", ","))
+    if len(values) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NOPE/V")
+    return values[0], values[1]
+
+
+def attention_cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """The grid, or every combination of what is given; contexts must fit --max-ctx."""
+    cases = list(ATTENTION_GRID)
+    if args.heads or args.rows or args.contexts:
+        usual = [sorted(set(column)) for column in zip(*ATTENTION_GRID, strict=True)]
+        heads, rows, contexts = (
+            given or values
+            for given, values in zip((args.heads, args.rows, args.contexts), usual, strict=True)
+        )
+        cases = [(h, r, c) for h in heads for r in rows for c in contexts]
+    _limit(args, "--heads", [heads for heads, _, _ in cases], MAX_ROWS)
+    _limit(args, "--rows", [rows for _, rows, _ in cases], MAX_ROWS)
+    _limit(args, "--contexts", [context for _, _, context in cases], args.max_ctx)
+    return cases
+
+
+def step_contexts(args: argparse.Namespace) -> tuple[int, ...]:
+    """The contexts asked for, or those of the usual ones that fit --max-ctx."""
+    usual = tuple(context for context in STEP_CONTEXTS if context <= args.max_ctx)
+    contexts: tuple[int, ...] = args.contexts or usual or (args.max_ctx,)
+    _limit(args, "--rows", args.rows, MAX_ROWS)
+    _limit(args, "--contexts", contexts, args.max_ctx)
+    return contexts
+
+
+def _limit(args: argparse.Namespace, flag: str, values: Sequence[int], most: int) -> None:
+    if max(values) > most:
+        args.parser.error(f"{flag} {max(values)}: at most {most} here")
