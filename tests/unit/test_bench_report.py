@@ -33,7 +33,7 @@ def fill(report: Report) -> str:
 
 def test_a_table_is_aligned_under_its_titles() -> None:
     assert fill(Report(io.StringIO(), as_json=False)).splitlines() == [
-        "device a GPU, copy tb per s 4.2",
+        "device a GPU, copy TB/s 4.2",
         "rows share pages",
         "",
         "about it",

@@ -46,7 +46,7 @@ class Report:
     def facts(self, **facts: object) -> None:
         """Name what was measured and where: `key value` on one line."""
         self._facts |= facts
-        self._print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+        self._print(", ".join(f"{_words(key)} {value}" for key, value in facts.items()))
 
     def note(self, text: str) -> None:
         """Say something that a reader of the figures must know."""
@@ -75,3 +75,7 @@ class Report:
     def _print(self, line: str) -> None:
         if not self.as_json:
             print(line, file=self._out, flush=True)
+
+
+def _words(key: str) -> str:
+    return key.replace("_tb_per_s", " TB/s").replace("_", " ")
