@@ -29,17 +29,18 @@ class Watch:
     """`losses` counts how often the connection broke."""
 
     def __init__(
-        self, data: zmq.Socket[bytes], control: str, session: str, lease_s: float,
+        self, data: zmq.Socket[bytes] | None, control: str, session: str, lease_s: float,
         on_change: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
-        """Watch the client's data socket. `on_change` is called on the watching thread."""
+        """Watch the client's data socket, if it is one of libzmq (else who reads it sees the
+        break). `on_change` is called on the watching thread."""
         self.losses = 0
         self._data = data
         self._control = control
         self._session = session
         self._every_s = lease_s / 3
         self._on_change = on_change
-        self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED) if data else None
         self._waker, self._wakee = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
         self._thread.start()
@@ -50,7 +51,8 @@ class Watch:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._monitor, zmq.POLLIN)
+        if self._monitor is not None:
+            poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._wakee, zmq.POLLIN)
         renew_at = time.monotonic() + self._every_s
         while True:
@@ -58,7 +60,7 @@ class Watch:
             ready = dict(poller.poll(int(left_ms) + 1))
             if self._wakee.fileno() in ready:
                 return
-            if self._monitor in ready:
+            if self._monitor is not None and self._monitor in ready:
                 event = parse_monitor_message(self._monitor.recv_multipart())
                 if event["event"] == zmq.EVENT_DISCONNECTED:
                     self._changed()
@@ -84,7 +86,8 @@ class Watch:
         """End the thread and leave the data socket unwatched."""
         self._waker.send(b"x")
         self._thread.join()
-        self._data.disable_monitor()
-        self._monitor.close()
+        if self._data is not None and self._monitor is not None:
+            self._data.disable_monitor()
+            self._monitor.close()
         self._waker.close()
         self._wakee.close()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from latentd_client import _link, protocol
+from latentd_client import _link, _wire, protocol
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
 from latentd_client._watch import Watch
+from latentd_client._zmtp import check_listener
 from latentd_client.aio_slot import AsyncSlot
 from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
@@ -64,11 +65,11 @@ class AsyncClient:
         """Connect and say hello. Raises ConnectionLost, RequestRejected."""
         loop = self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
-        sock = self._socket = _link.make_socket(self._context)
+        sock = self._socket = _wire.make_socket(self._context)
         sock.setsockopt(zmq.RCVTIMEO, 0)
         sock.setsockopt(zmq.SNDTIMEO, 0)
         try:
-            _link.connect(sock, self.endpoint)
+            _wire.connect(sock, self.endpoint)
             loop.add_reader(int(sock.getsockopt(zmq.FD)), self._receive)
             self.info = await self._drive(self._calls.hello(self._connect_timeout_s))
         except BaseException as error:
@@ -173,7 +174,7 @@ class AsyncClient:
     async def _recover(self) -> None:
         """After a broken connection: go on if the same daemon still knows the session."""
         losses = self._losses()
-        _link.check_listener(self.endpoint)
+        check_listener(self.endpoint)
         call = Call("resume", {"session": self._calls.session}, timeout_s=min(5.0, self.timeout_s))
         await self._perform(call)
         self._known_losses = losses

@@ -7,13 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-import zmq
-
 from latentd_client import protocol
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Pending, seconds
-from latentd_client._link import Link, check_listener
+from latentd_client._link import Link
 from latentd_client._watch import Watch
+from latentd_client._wire import ZmqWire
 from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
 from latentd_client.slot import Slot
@@ -56,25 +55,22 @@ class Client:
         self._known_losses = 0
         self._gone: ConnectionLost | None = None
         self._control: Control | None = None
-        self._context = zmq.Context()
-        link: Link | None = None
+        self._link = link = Link(self.endpoint, spin_s, seconds(connect_timeout_s))
         try:
-            self._link = link = Link(self._context, self.endpoint, spin_s)
             self.info: DaemonInfo = self._drive(self._calls.hello(connect_timeout_s))
             self._watch = Watch(
-                link.socket, self.info.control, self._calls.session, self.info.lease_s
+                link.wire.monitored, self.info.control, self._calls.session, self.info.lease_s
             )
         except BaseException as error:
-            if link is not None:
-                link.close()
-            self._context.term()
+            link.close()
             if isinstance(error, DeadlineExceeded):
                 text = f"{self.endpoint} did not say hello within {connect_timeout_s:.3g} s"
                 raise ConnectionLost(text) from None
             raise
         link.exchange.max_frame_bytes = self.info.max_frame_bytes
         link.exchange.max_frames = self.info.max_frames
-        link.watch(self._watch.get_losses)
+        if isinstance(link.wire, ZmqWire):
+            link.wire.watch(self._watch.get_losses)
 
     def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
@@ -124,7 +120,7 @@ class Client:
                 return
             self.is_closed = True
             try:
-                if self._gone is None and self._watch.losses == self._known_losses:
+                if self._gone is None and self._link.wire.losses() == self._known_losses:
                     self._drive(self._calls.end_session(1.0))
             except LatentdError:
                 pass  # the lease will end it
@@ -132,7 +128,6 @@ class Client:
             self._link.close()
             if self._control is not None:
                 self._control.close()
-            self._context.term()
 
     def __enter__(self) -> Client:
         return self
@@ -162,7 +157,7 @@ class Client:
                 raise ConnectionLost("the client is closed")
             if self._gone is not None:
                 raise self._gone
-            if self._watch.losses != self._known_losses:
+            if self._link.wire.losses() != self._known_losses:
                 self._recover()
             if self._calls.orphans:
                 self._drive(self._calls.close_orphans())
@@ -176,7 +171,7 @@ class Client:
         """Drive a script that waits for nothing, if nobody else is at it and all is well."""
         if self._lock.acquire(blocking=False):
             try:
-                if not self.is_closed and self._watch.losses == self._known_losses:
+                if not self.is_closed and self._link.wire.losses() == self._known_losses:
                     self._drive(script)
             except LatentdError:
                 pass  # it was a courtesy
@@ -185,8 +180,8 @@ class Client:
 
     def _recover(self) -> None:
         """After a broken connection: go on if the same daemon still knows the session."""
-        losses = self._watch.losses
-        check_listener(self.endpoint)
+        losses = self._link.wire.losses()
+        self._link.wire.reconnect()
         self._link.exchange.abandon_all()
         call = Call("resume", {"session": self._calls.session})
         self._link.perform(call, min(5.0, self.timeout_s))

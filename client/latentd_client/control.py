@@ -6,8 +6,6 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-import zmq
-
 from latentd_client import protocol
 from latentd_client._exchange import Call, seconds
 from latentd_client._link import Link
@@ -32,12 +30,7 @@ class Control:
             endpoint = protocol.control_endpoint(data)
         self.timeout_s = seconds(timeout_s)
         self._lock = threading.Lock()
-        self._context = zmq.Context()
-        try:
-            self._link = Link(self._context, endpoint)
-        except BaseException:
-            self._context.term()
-            raise
+        self._link = Link(endpoint, timeout_s=self.timeout_s)
 
     def health(self) -> Header:
         """`state` ("ready", "draining" or "fault"), `boot_id`, `pid`, `uptime_s`."""
@@ -65,6 +58,7 @@ class Control:
 
     def _ask(self, op: str, fields: Header) -> Header:
         with self._lock:
+            self._link.wire.reconnect()
             reply = self._link.perform(Call(op, fields), self.timeout_s)
         assert reply is not None
         return {k: v for k, v in reply.header.items() if k not in ("v", "id", "status")}
@@ -73,7 +67,6 @@ class Control:
         """Close the connection."""
         with self._lock:
             self._link.close()
-            self._context.term()
 
     def __enter__(self) -> Control:
         return self

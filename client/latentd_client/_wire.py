@@ -1,0 +1,129 @@
+"""How the blocking clients move messages: `Wire`, and the one of libzmq."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import zmq
+
+from latentd_client import protocol
+from latentd_client._zmtp import ZmtpWire, check_listener
+from latentd_client.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RCVMORE, SNDMORE, NOBLOCK = int(zmq.RCVMORE), int(zmq.SNDMORE), int(zmq.NOBLOCK)
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class Wire(Protocol):
+    """One connection as a DEALER; a message is a list of frames. One thread at a time."""
+
+    @property
+    def monitored(self) -> zmq.Socket[bytes] | None:
+        """The socket of libzmq, if it is one: somebody has to watch whether it breaks."""
+
+    def send(self, frames: Sequence[bytes | memoryview]) -> bool:
+        """Send a message, or nothing of it: False when it is not connected or its queue is full."""
+
+    def receive(self) -> list[bytes] | None:
+        """The next message that is there, or None."""
+
+    def poll(self, timeout_ms: int) -> bool:
+        """Sleep until there may be a message, at most so long; whether there may be one."""
+
+    def losses(self) -> int:
+        """How often the connection was lost so far."""
+
+    def reconnect(self) -> None:
+        """Make a lost connection again. Raises ConnectionLost when nobody listens."""
+
+    def close(self) -> None:
+        """Close it; what was not sent is dropped."""
+
+
+def open_wire(endpoint: str, timeout_s: float) -> Wire:
+    """Connect to an endpoint; `timeout_s` for the handshake on ipc. Raises ConnectionLost."""
+    if endpoint.startswith("ipc://"):
+        return ZmtpWire(endpoint, timeout_s)
+    return ZmqWire(endpoint)
+
+
+def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """A DEALER without a routing id of its own (a fixed one loses messages after a reconnect).
+    IMMEDIATE: nothing is queued for a daemon that is not there."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+    dealer.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
+    dealer.setsockopt(zmq.IPV6, 1)
+    return dealer
+
+
+def connect(dealer: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect after looking whether somebody listens. Raises ConnectionLost if not."""
+    check_listener(endpoint)
+    if not protocol.has_port(endpoint):
+        raise ConnectionLost(f"cannot connect to {endpoint}: its port is not 0 to 65535")
+    try:
+        dealer.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ConnectionLost(f"cannot connect to {endpoint!r}: {error}") from None
+
+
+class ZmqWire:
+    """A `Wire` over libzmq."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Connect. Raises ConnectionLost."""
+        self._context = zmq.Context()
+        self._losses: Callable[[], int] = lambda: 0
+        self.monitored = make_socket(self._context)
+        self._send = super(zmq.Socket, self.monitored).send  # without the wrapper's microsecond
+        try:
+            connect(self.monitored, endpoint)
+        except BaseException:  # left open it would keep the context's end waiting
+            self.close()
+            raise
+
+    def watch(self, losses: Callable[[], int]) -> None:
+        """Count losses by this function."""
+        self._losses = losses
+
+    def send(self, frames: Sequence[bytes | memoryview]) -> bool:
+        """See Wire.send."""
+        try:
+            for part in frames[:-1]:  # only the first can fail: a message is taken whole
+                self._send(part, SNDMORE | NOBLOCK)
+            self._send(frames[-1], NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        """See Wire.receive."""
+        sock = self.monitored
+        if not int(sock.getsockopt(EVENTS)) & POLLIN:
+            return None
+        frames = [sock.recv(NOBLOCK)]
+        while sock.getsockopt(RCVMORE):
+            frames.append(sock.recv(NOBLOCK))
+        return frames
+
+    def poll(self, timeout_ms: int) -> bool:
+        """See Wire.poll."""
+        return bool(self.monitored.poll(timeout_ms))
+
+    def losses(self) -> int:
+        """See Wire.losses."""
+        return self._losses()
+
+    def reconnect(self) -> None:
+        """See Wire.reconnect. libzmq does it by itself, and it never says that nobody listens."""
+
+    def close(self) -> None:
+        """See Wire.close."""
+        self.monitored.close()
+        self._context.term()

@@ -1,0 +1,210 @@
+"""The client's own ZMTP connection, against a ROUTER of libzmq and against peers by hand."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from latentd_client import Client
+from latentd_client._wire import Wire, ZmqWire, open_wire
+from latentd_client._zmtp import GREETING, READY, ZmtpWire, command, frame
+from latentd_client.errors import ConnectionLost
+from serving import serving
+
+MESSAGES = [
+    [b""],
+    [b"x"],
+    [b"a" * 255],
+    [b"b" * 256],
+    [b"header", b"", b"c" * 70_000],
+    [os.urandom(3_000_000), b"tail"],
+    [b"%d" % i for i in range(129)],
+]
+
+
+@pytest.fixture
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("z") / "s"
+
+
+@pytest.fixture
+def router(path: Path) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        socket.bind(f"ipc://{path}")
+        yield socket
+
+
+class ByHand:
+    """A listener that shakes hands and then sends the bytes it is told to."""
+
+    def __init__(self, path: Path, greeting: bytes = GREETING, ready: bytes = READY) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._answers = (greeting, ready)
+        self.peer: socket.socket | None = None
+        self._thread = threading.Thread(target=self._shake)
+        self._thread.start()
+
+    def _shake(self) -> None:
+        self.peer, _ = self._listener.accept()
+        self.peer.sendall(self._answers[0])
+        self.peer.recv(64, socket.MSG_WAITALL)
+        self.peer.sendall(self._answers[1])
+
+    def connected(self) -> socket.socket:
+        self._thread.join(10)
+        assert self.peer is not None
+        self.peer.recv(len(READY), socket.MSG_WAITALL)
+        return self.peer
+
+    def close(self) -> None:
+        self._listener.close()
+        if self.peer is not None:
+            self.peer.close()
+
+
+def wire_to(path: Path) -> ZmtpWire:
+    return ZmtpWire(f"ipc://{path}", 10.0)
+
+
+def await_message(wire: Wire) -> list[bytes]:
+    for _ in range(100):
+        message = wire.receive()
+        if message is not None:
+            return message
+        wire.poll(100)
+    raise AssertionError("no message within 10 s")
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: f"{sum(map(len, message))} bytes")
+def test_messages_of_every_size_travel_both_ways(
+    path: Path, router: zmq.Socket[bytes], message: list[bytes]
+) -> None:
+    wire = wire_to(path)
+    assert wire.send(message)
+    while not router.poll(0):
+        wire.poll(1)  # what did not fit into the socket leaves while the caller waits
+    peer, *received = router.recv_multipart()
+    assert received == message
+    router.send_multipart([peer, *received])
+    router.send_multipart([peer, b"next"])
+    assert await_message(wire) == message
+    assert await_message(wire) == [b"next"]
+    wire.close()
+
+
+def test_frames_that_arrive_byte_by_byte_are_put_together(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    peer = hand.connected()
+    received = []
+    for byte in frame(b"head", 1) + frame(b"z" * 300) + frame(b"last"):
+        peer.sendall(bytes((byte,)))
+        if (message := wire.receive()) is not None:
+            received.append(message)
+    assert received == [[b"head", b"z" * 300], [b"last"]]
+    wire.close()
+    hand.close()
+
+
+def test_a_heartbeat_is_answered_and_is_no_message(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    peer = hand.connected()
+    peer.sendall(command(b"PING", b"\0\x64mark") + frame(b"message"))
+    assert await_message(wire) == [b"message"]
+    assert peer.recv(64) == command(b"PONG", b"mark")
+    wire.close()
+    hand.close()
+
+
+def test_a_message_that_does_not_fit_is_sent_in_parts_and_the_next_one_waits(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    peer = hand.connected()
+    assert wire.send([b"a" * 2_000_000])
+    assert not wire.send([b"b"])  # nothing of it is sent before the first has left
+    received = bytearray()
+    while len(received) < 2_000_009:
+        received += peer.recv(1 << 20)
+        wire.poll(1)
+    assert wire.send([b"b"])
+    assert received == frame(b"a" * 2_000_000)
+    assert peer.recv(64) == frame(b"b")
+    wire.close()
+    hand.close()
+
+
+def test_what_was_sent_before_the_end_is_read_before_the_loss_is_told(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    hand.connected().sendall(frame(b"last words"))
+    hand.close()
+    assert wire.losses() == 0
+    assert wire.receive() == [b"last words"]
+    assert wire.losses() == 1
+    assert not wire.send([b"x"])
+    assert not wire.poll(1000)
+    with pytest.raises(ConnectionLost, match="no daemon listens"):
+        wire.reconnect()
+
+
+def test_a_lost_connection_is_made_again_on_request_only(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    hand.connected()
+    hand.close()
+    path.unlink()
+    assert wire.losses() == 1
+    again = ByHand(path)
+    assert not wire.send([b"x"])
+    wire.reconnect()
+    peer = again.connected()
+    assert wire.send([b"x"])
+    assert peer.recv(64) == frame(b"x")
+    assert wire.losses() == 1
+    wire.close()
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "ready", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request".ljust(64), READY, "does not speak ZMTP 3"),
+        (GREETING.replace(b"NULL\0", b"CURVE"), READY, "asks for the mechanism CURVE, not NULL"),
+        (GREETING, command(b"ERROR", b"\x07go away"), "refused the connection: .*go away"),
+    ],
+)
+def test_a_peer_that_is_no_daemon_is_named(
+    path: Path, greeting: bytes, ready: bytes, text: str
+) -> None:
+    hand = ByHand(path, greeting, ready)
+    with pytest.raises(ConnectionLost, match=text):
+        wire_to(path)
+    hand.close()
+
+
+def test_a_frame_of_an_absurd_size_ends_the_connection(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    hand.connected().sendall(b"\x02" + (1 << 62).to_bytes(8, "big"))
+    while wire.losses() == 0:
+        assert wire.receive() is None
+    hand.close()
+
+
+def test_other_transports_go_through_libzmq() -> None:
+    with serving("tcp://127.0.0.1:*") as running, Client(running.endpoint) as client:
+        assert isinstance(client._link.wire, ZmqWire)
+        slot = client.open([1, 2, 3])
+        assert slot.step().context_len == 4
+        assert len(list(slot.stream(3))) == 3
+    with pytest.raises(ConnectionLost, match="port"):
+        open_wire("tcp://127.0.0.1:99999", 1.0)
