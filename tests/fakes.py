@@ -21,7 +21,7 @@ from latentd.slots import SlotTable
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from latentd.operations import SamplingParams
 
@@ -62,6 +62,7 @@ class FakeBackend:
 
     def __init__(self, info: ModelInfo, pages: int) -> None:
         self.eager = True
+        self.on_long_wait: Callable[[], None] = lambda: None
         self.info = info
         self.most_updates = self.most_zero_pages = 0  # ever asked for in one plan
         self.fault: str | None = None  # set it, and the next wait() raises DeviceFault

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SPIN_S: Final = 0.010
 """How long a wait spins (letting go of the interpreter lock) before it sleeps between looks."""
 SLEEP_S: Final = 50e-6
+LONG_S: Final = 300e-6
+"""From when on a wait is a long one."""
 QUERY_S: Final = 0.001
 """How often a wait asks the stream, so that a fault is seen and not waited for."""
 
@@ -40,6 +42,7 @@ class CudaBackend:
         self.stream = stream
         self.graphs = Graphs(stream)
         self.eager = eager
+        self.on_long_wait: Callable[[], None] = lambda: None
         self._num_launches = num_launches
         self._torch_stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
         self._pending: deque[StepPlan] = deque()
@@ -95,6 +98,8 @@ class CudaBackend:
                 asked_s = now_s
                 if driver.is_idle(self.stream) and number[0] != value:
                     raise DeviceFault(f"the stream is empty, but step {value} was not published")
+            if now_s - start_s > LONG_S:
+                self.on_long_wait()
             if now_s - start_s > SPIN_S:
                 time.sleep(SLEEP_S)
 

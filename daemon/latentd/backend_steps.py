@@ -14,6 +14,8 @@ from latentd.plans import StepOutputs, StepPlan
 from latentd.stager import Stager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -68,6 +70,7 @@ class CpuBackend:
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
         self.eager = True  # there are no graphs
+        self.on_long_wait: Callable[[], None] = lambda: None  # it computes in its waits
         self._pending: deque[tuple[StepPlan, int]] = deque()
 
     def launch(self, plan: StepPlan, bucket: int) -> None:

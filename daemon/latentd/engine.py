@@ -19,7 +19,7 @@ from latentd.startup import StartupReport
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -165,6 +165,10 @@ class Engine:
         """See EngineProtocol. Raises DeviceFault."""
         self.launch()
         return self.finish()
+
+    def on_long_wait(self, call: Callable[[], None]) -> None:
+        """See EngineProtocol."""
+        self.backend.on_long_wait = call
 
     def stats(self) -> dict[str, object]:
         """Counters and gauges; times in microseconds over the last 1024 steps of each bucket."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd.endpoint import Binding
+from latentd.pulse import Pulse
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Listener:
         self._context = zmq.Context()
         self.router = self._make_router()
         self.control_router = self._make_router()
+        self.pulse = Pulse(self._context)
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._bindings: list[Binding] = []
@@ -130,6 +132,7 @@ class Listener:
         """Close everything; what was sent has `linger_ms` to leave."""
         self.router.close(linger_ms)
         self.control_router.close(linger_ms)
+        self.pulse.close()
         self._context.term()
         self._waker.close()
         self._wakee.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -235,6 +235,9 @@ class EngineProtocol(Protocol):
 
     def run(self) -> list[Event]:
         """Launch and finish."""
+
+    def on_long_wait(self, call: Callable[[], None]) -> None:
+        """Have something called again and again while a wait for the device lasts."""
 
     def stats(self) -> dict[str, object]:
         """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from latentd.operations import StepRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -91,9 +91,11 @@ class StepOutputs:
 
 class Backend(Protocol):
     """Runs plans on a device, in order. At most two are in flight, and none behind one
-    whose `logit_rows` are still to be read. `eager`: decode plans run without graphs."""
+    whose `logit_rows` are still to be read. `eager`: decode plans run without graphs.
+    `on_long_wait` is called again and again in a wait for a device that takes its time."""
 
     eager: bool
+    on_long_wait: Callable[[], None]
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         """Stage the plan and start it. `bucket` rows run (the rest is padding)."""

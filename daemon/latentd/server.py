@@ -110,6 +110,8 @@ class Server:
         """Serve until stopped. Raises DeviceFault after every waiting client was told."""
         listener, engine, work = self._listener, self._engine, self._work
         assert listener is not None
+        if self._options.spin_us:
+            engine.on_long_wait(listener.pulse.beat)
         try:
             while True:
                 now = work.now = time.monotonic()
