@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from latentd_kernels.ops import MoeWorkspace
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd.bench.step import Steps
-    from latentd_kernels.ops import MoeWorkspace, Ops
+    from latentd_kernels.ops import Ops
 
 
 class ChoiceRecorder:
@@ -26,13 +28,13 @@ class ChoiceRecorder:
         """Every other operation."""
         return getattr(self._ops, name)
 
-    def experts(
-        self, x: Tensor, gate_up: Tensor, down: Tensor, workspace: MoeWorkspace, rows: int
-    ) -> None:
-        """Keep the layer's choices, then run it."""
+    def experts(self, *args: Any) -> None:
+        """Keep the layer's choices, which lie in the workspace, then run it."""
+        (workspace,) = (arg for arg in args if isinstance(arg, MoeWorkspace))
+        rows: int = args[-1]
         with torch.cuda.stream(self._stream):
             self.chosen.append(workspace.expert_ids[:rows].clone())
-        self._ops.experts(x, gate_up, down, workspace, rows)
+        self._ops.experts(*args)
 
 
 def count_visits(steps: Steps) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd import memory
 from latentd.backend import start_engine
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from latentd.bench.report import Report
     from latentd.options import EngineOptions
 
+SPARE_BYTES: Final = 2 << 30
+"""Left to cuBLAS and to what the comparisons allocate, where the pool takes all that fits."""
+
 
 def start_steps(
     options: EngineOptions, rows: Sequence[int], contexts: Sequence[int], report: Report
@@ -28,7 +31,8 @@ def start_steps(
     config = ModelConfig.from_dir(options.model_dir)
     plan = memory.plan(config, replace(options, kv_pages="auto"), CUDA, free_bytes())
     needed = max(num_pages(options.max_ctx), max(rows) * num_pages(max(contexts)))
-    pages = min(needed, plan.kv_pages)
+    # The engine plans again, and a pool that no longer fits would end it: hence the spare bytes.
+    pages = min(needed, plan.kv_pages - SPARE_BYTES // plan.page_bytes)
     report.note(
         f"device memory: weights {_gib(plan.weight_bytes)}, buffers and workspace "
         f"{_gib(plan.static_bytes + plan.workspace_bytes)}, pool {_gib(pages * plan.page_bytes)} "
