@@ -46,6 +46,7 @@ gpu-memcheck: $(SETUP_TEST) native-cubins
 gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) -m latentd bench attention
 	$(PY) -m latentd bench attention --numerics landed --no-torch
+	$(PY) -m latentd bench attention --chunk
 	$(PY) -m latentd bench linear
 	$(PY) -m latentd bench moe
 	$(PY) -m latentd bench step

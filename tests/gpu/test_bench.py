@@ -52,6 +52,17 @@ def test_attention_is_measured(capsys: pytest.CaptureFixture[str], numerics: str
         assert {"absorb_us", "attend_us", "expand_us"} < set(row)
 
 
+def test_a_chunk_is_measured_against_expanded_attention(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--chunk", "--heads", "16", "--rows", "130", "--contexts", "130,300", "--layers", "2")
+    rows = bench(capsys, "attention", *flags, "--max-ctx", "512")["attention"]
+    assert len(rows) == 2
+    for row in rows:
+        assert_measured(row)
+        assert row["torch_us"] is not None
+
+
 def test_linear_layers_are_measured_in_every_form(
     capsys: pytest.CaptureFixture[str], tiny_dir: Path
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from latentd.__main__ import build_parser, main
 from latentd.bench.presets import PRESETS, read_config, write_config
-from latentd.bench.shapes import ATTENTION_GRID
+from latentd.bench.shapes import ATTENTION_GRID, CHUNK_GRID
 from latentd.commands.bench_arguments import attention_cases, step_contexts
 from latentd.model.config import ModelConfig
 from latentd.options import StartError
@@ -38,6 +38,12 @@ def test_chosen_values_are_combined_and_the_others_stay_usual() -> None:
     assert cases == [(20, rows, c) for rows in (1, 3) for c in (1024, 4096, 8192, 32768)]
 
 
+def test_a_chunk_has_a_grid_of_its_own_and_fits_its_context() -> None:
+    assert attention_cases(parse("attention", "--chunk")) == list(CHUNK_GRID)
+    cases = attention_cases(parse("attention", "--chunk", "--heads", "16", "--rows", "100"))
+    assert cases == [(16, 100, context) for context in (512, 4096, 32768)]
+
+
 def test_step_measures_the_usual_contexts_that_fit() -> None:
     assert step_contexts(parse("step")) == (1024, 8192, 32768)
     assert step_contexts(parse("step", "--max-ctx", "8192")) == (1024, 8192)
@@ -51,6 +57,8 @@ def test_step_measures_the_usual_contexts_that_fit() -> None:
         (("attention", "--rows", "1,129"), "--rows 129: at most 128"),
         (("attention", "--heads", "200"), "--heads 200: at most 128"),
         (("attention", "--contexts", "70000"), "--contexts 70000: at most 65536"),
+        (("attention", "--chunk", "--rows", "513"), "--rows 513: at most 512"),
+        (("attention", "--chunk", "--contexts", "64"), "--rows 512: at most 64"),
         (("step", "--rows", "256"), "--rows 256: at most 128"),
         (("step", "--contexts", "64", "--max-ctx", "32"), "--contexts 64: at most 32"),
         (("step", "--rows", "1,x"), "'1,x' is no list of whole numbers"),

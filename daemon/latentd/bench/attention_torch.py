@@ -1,10 +1,13 @@
-"""The rival of the attention block: batched cuBLAS products and a float32 softmax, in a graph."""
+"""The rivals of the attention block, each in a graph: for decode rows batched cuBLAS products and
+a float32 softmax, for a prompt's rows expanded attention by torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from latentd.bench import timing
 from latentd_kernels.geometry import LATENT_DIM, ROW_DIM
@@ -47,3 +50,34 @@ def torch_us(layers: Layers, context: int) -> float | None:
             layer(index)
 
     return timing.torch_graph_us(run) / plan.layers
+
+
+def expanded_us(layers: Layers, context: int) -> float | None:
+    """Microseconds a layer of a prompt's last rows: keys and values of the whole context expanded
+    by one product with kv_b, and torch's causal attention over them, with the values as they are or
+    padded to the keys' width, whichever is faster. Not absorbed: another order of products, so
+    other bits."""
+    plan, heads, rows = layers.plan, layers.heads, layers.rows
+    nope_dim, size = plan.nope_dim, context * ROW_DIM
+    cache = layers.slab.view(-1)
+    pieces = cache.numel() // size
+    q = layers.q.view(rows, heads, -1).transpose(0, 1)[None]
+    mask, scale = causal_lower_right(rows, context), (nope_dim + 64) ** -0.5
+
+    def layer(index: int, padding: int) -> None:
+        first = index % pieces * size
+        cached = cache[first : first + size].view(context, ROW_DIM)
+        both = torch.matmul(cached[:, :LATENT_DIM], layers.kv_b[index].T).view(context, heads, -1)
+        rope_half = cached[:, None, LATENT_DIM:].expand(context, heads, -1)
+        keys = torch.cat((both[..., :nope_dim], rope_half), dim=-1).transpose(0, 1)[None]
+        values = pad(both[..., nope_dim:], (0, padding)).transpose(0, 1)[None]
+        scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+
+    def time_us(padding: int) -> float:
+        def run() -> None:
+            for index in range(plan.layers):
+                layer(index, padding)
+
+        return timing.torch_graph_us(run) / plan.layers
+
+    return min(time_us(0), time_us(max(0, nope_dim + 64 - plan.v_dim)))

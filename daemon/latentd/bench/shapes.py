@@ -20,6 +20,10 @@ ATTENTION_GRID: Final = (
     (96, 16, 4096), (96, 64, 8192), (128, 1, 4096), (128, 16, 4096), (128, 128, 4096),
 )  # fmt: skip
 """Heads, rows and context of the attention benchmark."""
+CHUNK_GRID: Final = tuple(
+    (heads, 512, context) for heads in (16, 128) for context in (512, 4096, 32768)
+)
+"""The same of a prompt's last rows."""
 ATTENTION_LAYERS: Final = 24
 MAX_CTX: Final = 65_536
 """What graphs are captured for; they are replayed at all lengths."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from latentd.bench.shapes import ATTENTION_GRID, STEP_CONTEXTS
+from latentd.bench.shapes import ATTENTION_GRID, CHUNK_GRID, STEP_CONTEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MAX_HEADS = 128
 MAX_ROWS = 128
-"""Most rows of an attention call and of a decode step."""
+"""Most rows of a decode step."""
+MAX_CHUNK = 512
+"""Most rows of a prompt chunk."""
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -43,17 +46,20 @@ def head_widths(text: str) -> tuple[int, int]:
 
 def attention_cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:
     """The grid, or every combination of what is given; contexts must fit --max-ctx."""
-    cases = list(ATTENTION_GRID)
+    grid = CHUNK_GRID if args.chunk else ATTENTION_GRID
+    cases = list(grid)
     if args.heads or args.rows or args.contexts:
-        usual = [sorted(set(column)) for column in zip(*ATTENTION_GRID, strict=True)]
+        usual = [sorted(set(column)) for column in zip(*grid, strict=True)]
         heads, rows, contexts = (
             given or values
             for given, values in zip((args.heads, args.rows, args.contexts), usual, strict=True)
         )
         cases = [(h, r, c) for h in heads for r in rows for c in contexts]
-    _limit(args, "--heads", [heads for heads, _, _ in cases], MAX_ROWS)
-    _limit(args, "--rows", [rows for _, rows, _ in cases], MAX_ROWS)
+    _limit(args, "--heads", [heads for heads, _, _ in cases], MAX_HEADS)
+    _limit(args, "--rows", [rows for _, rows, _ in cases], MAX_CHUNK if args.chunk else MAX_ROWS)
     _limit(args, "--contexts", [context for _, _, context in cases], args.max_ctx)
+    if args.chunk:
+        _limit(args, "--rows", [max(rows for _, rows, _ in cases)], min(c for _, _, c in cases))
     return cases
 
 

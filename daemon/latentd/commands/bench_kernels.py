@@ -72,6 +72,11 @@ def _add_attention(parts: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     _add_max_ctx(parser)
     _add_numerics(parser)
+    parser.add_argument(
+        "--chunk", action="store_true",
+        help="rows are the last ones of a prompt (default 512 of 512, 4096 and 32768 tokens); "
+        "torch is expanded attention",
+    )  # fmt: skip
     parser.add_argument("--parts", action="store_true", help="also time the three kernels alone")
 
 

@@ -35,11 +35,12 @@ def attention(args: argparse.Namespace) -> int:
     cases = attention_cases(args)
     require_daemon("bench attention")
     from latentd.bench import attention as bench  # these need torch
+    from latentd.bench.attention_plan import Plan
     from latentd.bench.gpu import open_gpu
 
     nope_dim, v_dim = args.widths
-    plan = bench.Plan(
-        cases, args.layers, args.max_ctx, nope_dim, v_dim, args.numerics, args.parts,
+    plan = Plan(
+        cases, args.layers, args.max_ctx, nope_dim, v_dim, args.numerics, args.chunk, args.parts,
         not args.no_torch,
     )  # fmt: skip
     with _reporting(args) as report:
