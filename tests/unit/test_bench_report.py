@@ -23,8 +23,8 @@ def fill(report: Report) -> str:
     report.table("first", "about it", COLUMNS)
     report.add(rows=1, time_us=7.25, torch_us=None, more=3)
     report.add(rows=128, time_us=1234.0, torch_us=2.0)
-    report.table("second", "about that", COLUMNS[:1])
-    report.add(rows=2)
+    report.table("second", "about that", (COLUMNS[0], Column("words", "what", width=0)))
+    report.add(rows=2, words="a, b")
     report.close()
     out = report._out
     assert isinstance(out, io.StringIO)
@@ -42,8 +42,8 @@ def test_a_table_is_aligned_under_its_titles() -> None:
         "  128   1234.0       2.0",
         "",
         "about that",
-        " rows",
-        "    2",
+        " rows  what",
+        "    2  a, b",
     ]
 
 
@@ -57,7 +57,7 @@ def test_json_is_one_map_with_everything() -> None:
                 {"rows": 1, "time_us": 7.25, "torch_us": None, "more": 3},
                 {"rows": 128, "time_us": 1234.0, "torch_us": 2.0},
             ],
-            "second": [{"rows": 2}],
+            "second": [{"rows": 2, "words": "a, b"}],
         },
     }
 

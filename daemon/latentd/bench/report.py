@@ -15,7 +15,8 @@ Value = str | int | float | None
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its key in the JSON, its title, and the digits after a number's point."""
+    """One column: its key in the JSON, its title, and the digits after a number's point. Width 0
+    is for words in the last column, which end where they end."""
 
     key: str
     title: str
@@ -24,11 +25,10 @@ class Column:
 
     def cell(self, value: Value) -> str:
         """The value as the table shows it; a value that was not measured is a dash."""
-        if value is None:
-            return "-"
+        text = "-" if value is None else str(value)
         if isinstance(value, float):
-            return f"{value:.{self.digits}f}"
-        return str(value)
+            text = f"{value:.{self.digits}f}"
+        return f"{text:>{self.width}}" if self.width else f"  {text}"
 
 
 class Report:
@@ -58,13 +58,12 @@ class Report:
         self._columns, self._rows = columns, []
         self._tables[name] = self._rows
         self._print(f"\n{about}")
-        self._print("".join(f"{column.title:>{column.width}}" for column in columns))
+        self._print("".join(column.cell(column.title) for column in columns))
 
     def add(self, **values: Value) -> None:
         """Add a row to the table that was begun last; keys that have no column are JSON only."""
         self._rows.append(values)
-        cells = (f"{c.cell(values.get(c.key)):>{c.width}}" for c in self._columns)
-        self._print("".join(cells))
+        self._print("".join(column.cell(values.get(column.key)) for column in self._columns))
 
     def close(self) -> None:
         """Print the JSON, if that was asked for."""

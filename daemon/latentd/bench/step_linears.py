@@ -26,7 +26,7 @@ COLUMNS: Final = (
     Column("cublas_us", "cuBLAS us", 1, 11),
     Column("gain_us", "gain us", 1),
     Column("gain_percent", "% of step", 2, 11),
-    Column("faster", "  cuBLAS is faster for", width=24),
+    Column("faster", "cuBLAS is faster for", width=0),
 )
 
 
