@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -66,6 +67,7 @@ def open_gpu(report: Report) -> Gpu:
     report.facts(
         device=library.device.name,
         kernels=library.arch,
+        driver=_driver_release(),
         driver_cuda=f"{version // 1000}.{version % 1000 // 10}",
         latentd=__version__,
         arithmetic_version=ARITHMETIC_VERSION,
@@ -88,6 +90,14 @@ def measure_bandwidth(stream: int) -> Bandwidth:
     copy_us = median_us(partial(target.copy_, source), stream)
     read_us = median_us(partial(torch.amax, source, 1), stream)
     return Bandwidth(2 * source.nbytes / copy_us * 1e6, source.nbytes / read_us * 1e6)
+
+
+def _driver_release() -> str:
+    """The release of NVIDIA's kernel module, as 580.95.05; empty where the system hides it."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def free_bytes() -> int:
