@@ -25,6 +25,7 @@ CHUNK_GRID: Final = tuple(
 )
 """The same of a prompt's last rows."""
 ATTENTION_LAYERS: Final = 24
+CHUNK_LAYERS: Final = 4
 MAX_CTX: Final = 65_536
 """What graphs are captured for; they are replayed at all lengths."""
 LINEAR_ROWS: Final = (1, 8, 16, 32, 64, 128, 512)

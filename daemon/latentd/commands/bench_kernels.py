@@ -67,8 +67,9 @@ def _add_attention(parts: argparse._SubParsersAction[Parser]) -> None:
         help="head widths (default 128/128)",
     )  # fmt: skip
     parser.add_argument(
-        "--layers", type=positive_int, default=shapes.ATTENTION_LAYERS, metavar="N",
-        help="layers in a graph (default %(default)s)",
+        "--layers", type=positive_int, metavar="N",
+        help=f"layers in a graph (default {shapes.ATTENTION_LAYERS}, with --chunk "
+        f"{shapes.CHUNK_LAYERS})",
     )  # fmt: skip
     _add_max_ctx(parser)
     _add_numerics(parser)

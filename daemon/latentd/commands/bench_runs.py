@@ -39,8 +39,9 @@ def attention(args: argparse.Namespace) -> int:
     from latentd.bench.gpu import open_gpu
 
     nope_dim, v_dim = args.widths
+    layers = args.layers or (shapes.CHUNK_LAYERS if args.chunk else shapes.ATTENTION_LAYERS)
     plan = Plan(
-        cases, args.layers, args.max_ctx, nope_dim, v_dim, args.numerics, args.chunk, args.parts,
+        cases, layers, args.max_ctx, nope_dim, v_dim, args.numerics, args.chunk, args.parts,
         not args.no_torch,
     )  # fmt: skip
     with _reporting(args) as report:
