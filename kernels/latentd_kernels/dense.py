@@ -1,4 +1,7 @@
-"""Launches of embed, norm, linear and gated_linear; csrc/{elementwise,linear}.cu compute them."""
+"""Launches of embed, norm, linear and gated_linear; csrc/{elementwise,linear}.cu compute them.
+
+On sm_90a the products of matrices whose K is a multiple of 64 are those of `hopper_linear`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from latentd_kernels.launcher import Launcher
+from latentd_kernels.hopper_linear import HopperLinear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +54,7 @@ def require_k(name: str, k: int) -> None:
         raise ValueError(f"{name}: k = {k} is not a multiple of {_HALF_K}")
 
 
-class DenseLaunches(Launcher):
+class DenseLaunches(HopperLinear):
     """embed, norm, linear and gated_linear."""
 
     def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, rows: int) -> None:
@@ -121,6 +124,9 @@ class DenseLaunches(Launcher):
         weight_rows, k = weight.shape
         require_k(name, k)
         require_rows(name, x, "x")
+        if self.takes(weight):
+            self.hopper_product(x, weight, out, rows, kind, gated=name == "gated")
+            return
         args: list[Argument] = [weight, x, out, c_int32(features), c_int32(k), c_int32(rows)]
         args += [c_int64(x.stride(0)), c_int64(out.stride(0)), c_int32(kind)]
         runs = num_runs(weight_rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from latentd_kernels.tensor_maps import TensorMaps
+
 if TYPE_CHECKING:
     from latentd_kernels.library import Library
     from latentd_kernels.ops import Numerics, StepInputs
@@ -23,3 +25,4 @@ class Launcher:
         self.ring = ring
         self.numerics = numerics
         self.stream = stream
+        self.tensor_maps = TensorMaps()

@@ -14,6 +14,7 @@ WAITING = {  # device functions that call pdl_wait for their kernel
     "norm_row": "elementwise.cu",
     "skinny_product": "product.cuh",
     "tiled_product": "product.cuh",
+    "produce": "hopper/linear.cuh",
 }
 ENTRY = 'extern "C" __global__'
 

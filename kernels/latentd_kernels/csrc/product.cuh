@@ -59,8 +59,6 @@ struct Features {
   }
 };
 
-LATENTD_DEVICE float silu_times(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
-
 // ---- skinny ---------------------------------------------------------------------------------------------------
 
 // Fills `partial` for one m16 tile: [kRuns][kRowTiles][lane][4] floats. x_row(r) gives the address of batch row r, or

@@ -93,6 +93,30 @@ LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int 
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
+// How long the L2 cache should keep what a copy reads.
+constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
+LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0, int c1, uint32_t barrier,
+                                     uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3}], [%4], %5;" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// `bytes` (a multiple of 16) of this CTA's shared memory into that of another CTA of the cluster; `dst` and `barrier`
+// are addresses there (cluster_address).
+LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+      "r"(src), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// Two floats into another CTA's shared memory, counted by its barrier.
+LATENTD_DEVICE void async_store(uint32_t dst, float lo, float hi, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(dst), "f"(lo),
+               "f"(hi), "r"(barrier)
+               : "memory");
+}
 // Brings a tensor map to where copies read it. The map is a kernel parameter (__grid_constant__) or global memory that
 // the host wrote before the launch, so this may stand before pdl_wait().
 LATENTD_DEVICE void tensor_map_prefetch(const TensorMap* map) {
@@ -127,6 +151,8 @@ LATENTD_DEVICE bool named_sync_or(int id, int threads, bool value) {
 // ---- Clusters. arrive releases this thread's writes, wait acquires those of all the cluster's threads.
 
 LATENTD_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Releases nothing: for when barriers order what the cluster's CTAs write, and a CTA only says that it has come so far.
+LATENTD_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 LATENTD_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 LATENTD_DEVICE void cluster_sync() {
   cluster_arrive();

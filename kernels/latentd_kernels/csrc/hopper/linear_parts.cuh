@@ -1,0 +1,96 @@
+// What the products of Hopper share: where results go, and what becomes of a thread's sums.
+#pragma once
+#include "async.cuh"
+#include "wgmma.cuh"
+
+constexpr int kConsumerBarrier = 1;  // named barrier of the multiplying warpgroups
+
+enum OutKind { kOutBf16 = 0, kOutF32 = 1, kOutAccumulate = 2 };  // dense.py passes these
+
+// Where results go. `vectors` says that four neighbouring features may be stored at once.
+struct Output {
+  void* base;
+  long long stride;
+  int num_features;
+  int kind;
+  int vectors;
+
+  LATENTD_DEVICE void one(long long at, float value) const {
+    if (kind == kOutBf16) {
+      static_cast<bf16*>(base)[at] = __float2bfloat16_rn(value);
+    } else if (kind == kOutF32) {
+      static_cast<float*>(base)[at] = value;
+    } else {
+      static_cast<float*>(base)[at] += value;
+    }
+  }
+  LATENTD_DEVICE void four(int row, int feature, const float4& v) const {
+    const long long at = row * stride + feature;
+    if (!vectors) {
+      const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (feature + i < num_features) one(at + i, values[i]);
+      }
+    } else if (feature >= num_features) {
+      return;
+    } else if (kind == kOutBf16) {
+      *reinterpret_cast<uint2*>(static_cast<bf16*>(base) + at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    } else {
+      float4* place = reinterpret_cast<float4*>(static_cast<float*>(base) + at);
+      if (kind == kOutF32) {
+        *place = v;
+      } else {
+        const float4 old = *place;
+        *place = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
+      }
+    }
+  }
+};
+
+// Takes segment s of kSegments into the tree of partial sums: level l waits for the sum of the next 2^l segments. After
+// the last one the whole sum is left in `acc`.
+template <int kSegments, int kLevels, int kCount>
+LATENTD_DEVICE void fold(float (&acc)[kCount], float (&level)[kLevels][kCount], int s) {
+  int l = 0;
+#pragma unroll
+  for (int rest = s; rest & 1; rest >>= 1, l++) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) acc[i] = level[l][i] + acc[i];
+  }
+  if (s + 1 == kSegments) return;
+#pragma unroll
+  for (int i = 0; i < kCount; i++) level[l][i] = acc[i];
+}
+
+// Calls f(feature, row, lower, upper) for the accumulators of columns (batch rows) 8 kFirst .. 8 kEnd - 1. A thread
+// holds pairs of rows; with the thread of the next feature it changes them to pairs of features, feature even.
+template <int kFirst, int kEnd, int kCount, class F>
+LATENTD_DEVICE void pairs_of_features(const float (&acc)[kCount], const F& f) {
+  const int lane = threadIdx.x & 31, odd = lane >> 2 & 1;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int feature = (threadIdx.x >> 5) * 16 + 8 * h + (lane >> 3) * 2;
+#pragma unroll
+    for (int j = kFirst; j < kEnd; j++) {
+      const float lo = acc[4 * j + 2 * h], hi = acc[4 * j + 2 * h + 1];
+      const float other = __shfl_xor_sync(0xffffffffu, odd ? lo : hi, 4);
+      f(feature, 8 * j + 2 * (lane & 3) + odd, odd ? other : lo, odd ? hi : other);
+    }
+  }
+}
+
+LATENTD_DEVICE void store_shared(uint32_t addr, float lo, float hi) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(lo), "f"(hi) : "memory");
+}
+LATENTD_DEVICE float4 load_shared(uint32_t addr) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr));
+  return v;
+}
+LATENTD_DEVICE float4 silu_times(const float4& gate, const float4& up) {
+  return make_float4(silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z),
+                     silu_times(gate.w, up.w));
+}
+// Where the sums of gate (and, 32 further, up) of a tile's feature lie: a panel of 64 weight rows has 32 of each.
+LATENTD_DEVICE int gate_place(int feature) { return feature / 32 * 32 + feature; }

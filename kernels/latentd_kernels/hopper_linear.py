@@ -1,0 +1,67 @@
+"""Launches of the row-invariant products of sm_90a; csrc/hopper/linear.cu computes them."""
+
+from __future__ import annotations
+
+from ctypes import c_int32, c_int64
+from typing import TYPE_CHECKING, Final
+
+from latentd_kernels.launcher import Launcher
+from latentd_kernels.linear_plan import BLOCK_K, LinearKernel, choose
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd_kernels.function import Argument
+
+HOPPER: Final = "sm_90a"
+_COPIED_ROWS: Final = {
+    False: 64,
+    True: 32,
+}  # weight rows of a copy, by whether the product is gated
+_VECTOR: Final = 4  # features that a thread stores at once
+
+
+class HopperLinear(Launcher):
+    """The products of matrices whose K is a multiple of 64."""
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether these kernels multiply by the matrix: a question of geometry and architecture."""
+        return self.library.arch == HOPPER and weight.shape[1] % BLOCK_K == 0
+
+    def hopper_product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        rows: int,
+        kind: int,
+        gated: bool,
+        kernel: LinearKernel | None = None,
+    ) -> None:
+        """`linear` (kind: OutKind in csrc/hopper/linear.cuh) or `gated_linear`; `kernel` replaces
+        the plan's choice, for measurements."""
+        weight_rows, k = weight.shape
+        features = weight_rows // 2 if gated else weight_rows
+        kernel = kernel or choose(weight_rows, k, rows, gated)
+        vector_bytes = _VECTOR * out.element_size()
+        vectors = (
+            features % _VECTOR == 0
+            and out.stride(0) % _VECTOR == 0
+            and out.data_ptr() % vector_bytes == 0
+        )
+        args: list[Argument] = [
+            self.tensor_maps.get(weight, weight_rows, _COPIED_ROWS[gated]),
+            self.tensor_maps.get(x, rows, kernel.rows),
+            out,
+            c_int64(out.stride(0)),
+            *map(c_int32, (features, k // BLOCK_K, rows, kind, vectors)),
+        ]
+        self.library.launch(
+            ("gated_" if gated else "linear_") + kernel.variant,
+            kernel.grid(weight_rows, rows),
+            kernel.threads,
+            args,
+            stream=self.stream,
+            smem=kernel.smem,
+            cluster=kernel.cluster,
+        )

@@ -1,0 +1,100 @@
+"""Which kernel of csrc/hopper/linear.cu multiplies by a matrix: plain integers, no torch, no GPU.
+
+`num_segments` decides bits and follows from the matrix alone. The rest is speed: it may follow the
+number of rows, as all kernels of a matrix give the same bits.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from math import log2
+from typing import Final, NamedTuple
+
+from latentd_kernels.linear_table import MEASURED, ROWS
+
+BLOCK_K: Final = 64
+"""k of a block of the rings: K is a multiple of it."""
+_PANEL: Final = 64  # weight rows of a warpgroup
+_FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs idle
+_NAME: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(?:s(\d+))?")
+_BARRIER_BYTES: Final = 1024
+_ALIGN_BYTES: Final = 1024
+
+
+class LinearKernel(NamedTuple):
+    """One instance of `LinearCta` and the cluster it is launched with."""
+
+    rows: int  # batch rows of a CTA
+    groups: int  # warpgroups of 64 weight rows
+    stages_w: int
+    stages_x: int
+    segments: int  # of K, one after the other in a CTA
+    ctas: int  # that share a tile's segments
+
+    @property
+    def variant(self) -> str:
+        """The part of the entry point's name behind linear_ or gated_."""
+        n, g, w, x, s, _ = self
+        return f"n{n}_g{g}_w{w}_x{x}_s{s}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: the warpgroups and a copying warp."""
+        return 128 * self.groups + 32
+
+    @property
+    def smem(self) -> int:
+        """Bytes of dynamic shared memory: barriers, rings, and where sums lie or arrive."""
+        features = _PANEL * self.groups
+        ring = self.stages_w * features * 128 + self.stages_x * self.rows * 128
+        sums = self.rows * (features + 4 * self.ctas) * 4
+        in_ring = self.ctas == 1 or (self.rows >= 64 and ring >= 2 * sums)
+        return _ALIGN_BYTES + _BARRIER_BYTES + (max(ring, sums) if in_ring else ring + sums)
+
+    def grid(self, weight_rows: int, rows: int) -> tuple[int, int, int]:
+        """CTAs for a matrix (of a gated product: gate and up rows)."""
+        return self.ctas, -(-rows // self.rows), -(-weight_rows // (_PANEL * self.groups))
+
+    @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        """Shape of a cluster, None for single CTAs."""
+        return (self.ctas, 1, 1) if self.ctas > 1 else None
+
+
+def num_segments(weight_rows: int, k: int) -> int:
+    """Segments of K whose partial sums are added as a tree: a property of the matrix alone.
+
+    As measured; for other matrices enough to give nearly every SM of an H200 a CTA when each takes
+    one segment of 64 weight rows. A gated product has one segment.
+    """
+    measured = MEASURED.get((weight_rows, k, False))
+    if measured is not None:
+        return measured[0]
+    panels, segments = -(-weight_rows // _PANEL), 1
+    while segments < 8 and panels * segments <= _FULL_CARD and 4 * segments * BLOCK_K <= k:
+        segments *= 2
+    return segments
+
+
+@cache
+def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel:
+    """The kernel for `rows` batch rows: that of the most similar matrix measured."""
+    segments = 1 if gated else num_segments(weight_rows, k)
+    matrix = (weight_rows, k, gated)
+    if matrix not in MEASURED:
+        matrix = min(
+            (m for m in MEASURED if m[2] == gated and MEASURED[m][0] == segments),
+            key=lambda m: abs(log2(m[0] / weight_rows)) + abs(log2(m[1] / k)),
+        )
+    names = MEASURED[matrix][1].split()
+    place = next((i for i, most in enumerate(ROWS) if rows <= most), -1)
+    return parse(names[place], segments)
+
+
+def parse(name: str, segments: int) -> LinearKernel:
+    """A kernel from its short name in the table, for a matrix with that many segments of K."""
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    rows, groups, stages_w, stages_x, own = (int(part or 1) for part in found.groups())
+    return LinearKernel(rows, groups, stages_w, stages_x, own, segments // own)

@@ -1,0 +1,73 @@
+"""Which kernel multiplies by which matrix: bits by the matrix alone, and kernels that exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from latentd_kernels.linear_plan import BLOCK_K, choose, num_segments, parse
+from latentd_kernels.linear_table import MEASURED, ROWS
+from latentd_kernels.manifest import SOURCES
+
+MATRICES = [
+    *MEASURED,
+    (8, 64, False),
+    (64, 256, False),
+    (102, 704, False),
+    (3000, 2048, False),
+    (200_000, 2048, False),
+    (7168, 2048, False),
+    (40, 64, True),
+    (2816, 512, True),
+]
+MAX_SMEM = 227 * 1024  # of a CTA of sm_90
+MAX_CLUSTER = 8
+ROW_COUNTS = (*range(1, 130), 256, 257, 511, 512, 2048)
+
+
+@pytest.mark.parametrize("matrix", MATRICES, ids=str)
+def test_the_segments_of_k_do_not_depend_on_the_rows(matrix: tuple[int, int, bool]) -> None:
+    weight_rows, k, gated = matrix
+    found = [choose(weight_rows, k, rows, gated) for rows in ROW_COUNTS]
+    segments = {kernel.segments * kernel.ctas for kernel in found}
+    assert segments == {1 if gated else num_segments(weight_rows, k)}
+    assert segments <= {1, 2, 4, 8}
+    assert min(segments) * BLOCK_K <= k
+
+
+@pytest.mark.parametrize("matrix", MATRICES, ids=str)
+def test_kernels_fit_an_sm_and_cover_the_matrix(matrix: tuple[int, int, bool]) -> None:
+    weight_rows, k, gated = matrix
+    for rows in ROW_COUNTS:
+        kernel = choose(weight_rows, k, rows, gated)
+        assert kernel.smem <= MAX_SMEM
+        assert kernel.ctas <= MAX_CLUSTER
+        ctas, row_tiles, tiles = kernel.grid(weight_rows, rows)
+        assert ctas == kernel.ctas
+        assert row_tiles * kernel.rows >= rows
+        assert tiles * kernel.groups * 64 >= weight_rows
+
+
+def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
+    source = (SOURCES / "hopper/linear.cu").read_text()
+    found = set()
+    for form, sizes in re.findall(r"^LATENTD_(LINEAR|GATED)\(([\d, ]+)\)$", source, re.MULTILINE):
+        n, g, w, x, s = (*sizes.split(", "), "1")[:5]
+        found.add(f"{form.lower()}_n{n}_g{g}_w{w}_x{x}_s{s}")
+    wanted = {
+        ("gated_" if gated else "linear_") + parse(name, segments).variant
+        for (_, _, gated), (segments, names) in MEASURED.items()
+        for name in names.split()
+    }
+    assert found == wanted
+
+
+def test_every_measured_matrix_has_a_kernel_for_each_number_of_rows() -> None:
+    for _, names in MEASURED.values():
+        assert len(names.split()) == len(ROWS)
+
+
+def test_a_matrix_that_was_not_measured_takes_the_kernels_of_one_like_it() -> None:
+    assert num_segments(3700, 2048) == num_segments(3648, 2048)
+    assert choose(3700, 2048, 8, False) == choose(3648, 2048, 8, False)
