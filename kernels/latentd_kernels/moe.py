@@ -1,4 +1,5 @@
-"""Launches of the router and of the grouped expert products; csrc/{route,moe}.cu compute them."""
+"""Launches of the router and of the grouped expert products: csrc/route.cu, csrc/hopper/route.cu
+and what experts.py launches. Holds the limits of a MoE layer and its workspace."""
 
 from __future__ import annotations
 
@@ -7,8 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from latentd_kernels.dense import require_k, require_rows, tiled_smem
-from latentd_kernels.launcher import Launcher
+from latentd_kernels.dense import DenseLaunches, require_rows
+from latentd_kernels.experts import (
+    FEW_ROWS,
+    has_wgmma,
+    launch_gather,
+    launch_portable,
+    launch_wgmma,
+)
 from latentd_kernels.ops import MoeWorkspace
 
 if TYPE_CHECKING:
@@ -24,14 +31,15 @@ MAX_TOP_K = 16
 MAX_MOE_ROWS = 512
 """Most rows of one call (csrc/route.cu lists them in shared memory)."""
 
-
-_SCORING: Final = {"softmax": 0, "sigmoid": 1}  # csrc/route.cu
+_SCORING: Final = {"softmax": 0, "sigmoid": 1}  # csrc/route.cuh
 _GROUP_SCORE: Final = {"max": 0, "top2": 1}
 _ROUTE_WARPS: Final = 16
 _ONE_CTA_ROWS: Final = 16  # up to here one CTA routes and plans
-_THREADS: Final = 256
-_TILED_FEATURES: Final = 128
-_SKINNY_ENTRIES: Final = 24  # mean entries an expert from which the tiled product pays
+_FUSED_EXPERTS: Final = 64  # csrc/hopper/route.cu: most experts, hidden size, its step, rows and
+_FUSED_HIDDEN: Final = 2048  # CTAs of a cluster
+_FUSED_STEP: Final = 256
+_CLUSTER_ROWS: Final = 8
+_CLUSTER_CTAS: Final = 4
 
 
 def moe_plan_ints(max_rows: int, choices: int, total_experts: int) -> int:
@@ -64,85 +72,94 @@ def allocate_moe_workspace(
     )
 
 
-class MoeLaunches(Launcher):
-    """route and experts."""
+class MoeLaunches(DenseLaunches):
+    """norm_route and experts, on top of what DenseLaunches has."""
+
+    def norm_route(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, params: RouterParams, workspace: MoeWorkspace,
+        rows: int,
+    ) -> None:  # fmt: skip
+        """See `Ops.norm_route`; plans the expert products too, where they need it."""
+        experts, hidden = router.shape
+        fits = experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
+        if self.library.arch != "sm_90a" or not fits:
+            self.norm(x, norm_weight, eps, normed, rows)
+            self.linear(normed, router, logits, rows)
+            self.route(logits, bias, params, workspace, rows)
+            return
+        _check_route(logits, params, workspace, rows)
+        require_rows("norm_route", x, "x")
+        require_rows("norm_route", normed, "normed")
+        ids, weights = workspace.expert_ids, workspace.expert_weights
+        args: list[Argument] = [x, norm_weight, c_float(eps), normed, router, bias]
+        args += [self.inputs.slot_idx, ids, weights, c_int64(x.stride(0))]
+        args += [c_int64(normed.stride(0)), c_int32(rows), c_int32(hidden), c_int32(experts)]
+        args += _choice_args(params)
+        ctas = -(-rows // _CLUSTER_ROWS) * _CLUSTER_CTAS
+        self.library.launch(
+            "moe_norm_route", (ctas, 1, 1), 256, args, stream=self.stream,
+            cluster=(_CLUSTER_CTAS, 1, 1),
+        )  # fmt: skip
+        if self._needs_plan(workspace, rows):
+            self._plan(workspace, rows, experts + params.num_shared)
 
     def route(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        params: RouterParams,
-        workspace: MoeWorkspace,
+        self, logits: Tensor, bias: Tensor | None, params: RouterParams, workspace: MoeWorkspace,
         rows: int,
-    ) -> None:
-        """See `Ops.route`; plans the expert products too."""
-        experts, choices = logits.shape[1], params.top_k + params.num_shared
+    ) -> None:  # fmt: skip
+        """The choice alone, from logits that are there."""
+        experts = logits.shape[1]
         _check_route(logits, params, workspace, rows)
-        ids, weights, plan = workspace.expert_ids, workspace.expert_weights, workspace.plan
-        numbers = (
-            rows,
-            experts,
-            params.top_k,
-            _SCORING[params.scoring],
-            params.num_groups,
-            params.top_groups,
-            _GROUP_SCORE[params.group_score],
-            int(params.normalize),
-            params.num_shared,
-        )
-        args: list[Argument] = [
-            logits,
-            bias,
-            self.inputs.slot_idx,
-            ids,
-            weights,
-            plan,
-            *map(c_int32, numbers),
-        ]
-        args.append(c_float(params.scaling))
+        ids, weights = workspace.expert_ids, workspace.expert_weights
+        needs_plan = self._needs_plan(workspace, rows)
         ctas = 1 if rows <= _ONE_CTA_ROWS else -(-rows // _ROUTE_WARPS)
+        args: list[Argument] = [logits, bias, self.inputs.slot_idx, ids, weights]
+        args += [workspace.plan if needs_plan else None, c_int32(rows), c_int32(experts)]
+        args += _choice_args(params)
         threads = _ROUTE_WARPS * 32
-        self.library.launch(
-            "moe_route",
-            (ctas, 1, 1),
-            threads,
-            args,
-            stream=self.stream,
-        )
-        if ctas > 1:
-            plan_args: list[Argument] = [
-                ids,
-                plan,
-                c_int32(rows * choices),
-                c_int32(experts + params.num_shared),
-            ]
-            self.library.launch("moe_plan", (1, 1, 1), threads, plan_args, stream=self.stream)
+        self.library.launch("moe_route", (ctas, 1, 1), threads, args, stream=self.stream)
+        if needs_plan and ctas > 1:
+            self._plan(workspace, rows, experts + params.num_shared)
+
+    def _has_wgmma(self, workspace: MoeWorkspace) -> bool:
+        inner, hidden = workspace.hidden.shape[1], workspace.parts.shape[2]
+        return has_wgmma(self.library.arch, inner, hidden)
+
+    def _needs_plan(self, workspace: MoeWorkspace, rows: int) -> bool:
+        return rows > FEW_ROWS or not self._has_wgmma(workspace)
+
+    def _plan(self, workspace: MoeWorkspace, rows: int, total: int) -> None:
+        entries = rows * workspace.expert_ids.shape[1]
+        args: list[Argument] = [workspace.expert_ids, workspace.plan]
+        args += [c_int32(entries), c_int32(total)]
+        self.library.launch("moe_plan", (1, 1, 1), _ROUTE_WARPS * 32, args, stream=self.stream)
 
     def experts(
-        self, x: Tensor, gate_up: Tensor, down: Tensor, workspace: MoeWorkspace, rows: int
-    ) -> None:
-        """See `Ops.experts`; reads the plan that `route` left in the workspace."""
-        total, hidden_size, inner = down.shape
-        choices = workspace.expert_ids.shape[1]
+        self, x: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """See `Ops.experts`; reads the choice and the plan that norm_route left."""
         require_rows("experts", x, "x")
-        require_k("experts", gate_up.shape[2])
-        require_k("experts", inner)
-        active = min(total, rows * choices)
-        # Few rows an expert: straight from memory. Many (prompt chunks): through shared memory.
-        tiled = rows * choices > _SKINNY_ENTRIES * total
-        suffix, smem = ("_tiled", tiled_smem(_TILED_FEATURES)) if tiled else ("", 0)
-        height = _TILED_FEATURES if tiled else 16
-        k_up = gate_up.shape[2]
-        up: list[Argument] = [x, gate_up, workspace.hidden, workspace.plan]
-        up += [*map(c_int32, (total, choices, inner, k_up)), c_int64(x.stride(0))]
-        down_args: list[Argument] = [workspace.hidden, down, workspace.parts, workspace.plan]
-        down_args += map(c_int32, (total, inner, hidden_size))
-        for name, features, args in (
-            ("moe_gate_up", 2 * inner, up),
-            ("moe_down", hidden_size, down_args),
-        ):
-            grid = (-(-features // height), active, 1)
-            self.library.launch(name + suffix, grid, _THREADS, args, stream=self.stream, smem=smem)
+        if not self._has_wgmma(workspace):
+            launch_portable(self, x, gate_up, down, workspace, rows)
+            return
+        if rows > FEW_ROWS:
+            launch_gather(self, x, down.shape[0], params, workspace, rows)
+        launch_wgmma(self, x, gate_up, down, params, workspace, rows)
+
+
+def _choice_args(params: RouterParams) -> list[Argument]:
+    numbers = (
+        params.top_k,
+        _SCORING[params.scoring],
+        params.num_groups,
+        params.top_groups,
+        _GROUP_SCORE[params.group_score],
+        int(params.normalize),
+        params.num_shared,
+    )
+    return [*map(c_int32, numbers), c_float(params.scaling)]
 
 
 def _check_route(logits: Tensor, params: RouterParams, workspace: MoeWorkspace, rows: int) -> None:

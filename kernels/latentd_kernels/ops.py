@@ -75,7 +75,7 @@ class MoeWorkspace:
     expert_ids: Tensor  # [max_rows, choices] int32, -1 on padding rows
     expert_weights: Tensor  # [max_rows, choices] float32
     hidden: Tensor  # [max_rows * choices, inner] act, silu(gate) * up
-    parts: Tensor  # [max_rows, choices, hidden_size] float32, down projections
+    parts: Tensor  # [max_rows, choices, hidden_size] float32, down projections (scratch before)
     plan: Tensor  # [*] int32, private to the backend (size: moe_plan_ints in moe.py)
 
 
@@ -168,25 +168,25 @@ class Ops(Protocol):
         """Combine the splits of each row in one fixed order (o_lat lands) and
         out[r, h] = W_UV[h] o_lat[h]. out [>=first_row + rows, heads * v] act."""
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, params: RouterParams, workspace: MoeWorkspace,
+    def norm_route(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, params: RouterParams, workspace: MoeWorkspace,
         rows: int,
     ) -> None:  # fmt: skip
-        """Choose experts from float32 logits [rows, experts]; `bias` [experts] float32 enters the
-        choice, not the weights. Ties go to the lower id; choices are in descending score order,
-        then the shared experts. Rows whose slot_idx is -1 choose none."""
+        """norm (without parts) of x float32 into `normed`, then the choice of experts from the
+        float32 logits router @ normed[r]. router [experts, hidden] act, `bias` [experts] float32
+        enters the choice, not the weights; `logits` [>=rows, experts] float32 is scratch. Ties go
+        to the lower id; choices are in descending score order, then the shared experts. Rows
+        whose slot_idx is -1 choose none."""
 
     def experts(
-        self,
-        x: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-        workspace: MoeWorkspace,
-        rows: int,
-    ) -> None:
-        """workspace.parts[r, c] = down[e] (silu(gate[e] x[r]) * (up[e] x[r])) for every choice.
-        gate_up [experts + shared, 2 * inner, hidden] act, down [experts + shared, hidden, inner]
-        act. Reads only chosen experts' weights."""
+        self, x: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """workspace.parts[r, c] = down[e] (silu(gate[e] x[r]) * (up[e] x[r])) for every choice
+        that norm_route left in the workspace; parts of padding rows are undefined. gate_up
+        [experts + shared, 2 * inner, hidden] act, down [experts + shared, hidden, inner] act.
+        Reads only chosen experts' weights."""
 
     def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
         """Choose one token a row from float32 logits [rows, vocab], with the sampling parameters

@@ -47,6 +47,8 @@ def kernels(name: str) -> dict[str, str]:
     code, bodies = code_of(name), {}
     for found in re.finditer(r"\bpdl_launch\(\);", code):
         header = re.findall(r"(\w+)\s*\([^(){}]*\)\s*\{\s*$", code[: found.start()])
+        if header == [] and code[: found.start()].rstrip().endswith("pdl_wait();"):
+            continue  # it waits first, so that the next kernel may read more before it waits
         assert header, f"{name}: pdl_launch() is not the first thing in its function"
         bodies[header[-1]] = without_lambdas(block_at(code, found.end()))
     return bodies
@@ -74,7 +76,7 @@ def test_every_entry_point_is_such_a_kernel(name: str) -> None:
         start = code.index("{", found.end())
         body = block_at(code, start + 1)
         calls = set(re.findall(r"(\w+)\s*[<(]", body))
-        assert calls & {"pdl_launch", *launching}, code[found.start() : start]
+        assert calls & {"pdl_launch", "wait_then_launch", *launching}, code[found.start() : start]
 
 
 @pytest.mark.parametrize(("function", "name"), WAITING.items())
@@ -88,7 +90,7 @@ def test_the_functions_that_wait_for_their_kernel_do(function: str, name: str) -
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_kernel_allocates_or_adds_floats_atomically(name: str) -> None:
-    found = re.findall(r"\batomic\w*\([^,]*|\bmalloc\b|\bnew\b|\bred\.", code_of(name))
+    found = re.findall(r"\batomic\w*\([^,]*|\bmalloc\b|\bnew\b|(?<!cta\.)\bred\.", code_of(name))
     # The bins of the sampler are integers: exact in any order.
     bins = ["atomicAdd(&s.mass_lo[bin]", "atomicAdd(&s.mass_hi[bin]"]
     assert found == (bins if name == "sampling.cu" else [])

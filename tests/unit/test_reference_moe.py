@@ -145,7 +145,7 @@ def test_experts_match_float64_and_leave_padding_rows_alone() -> None:
     ops, space = make_ops(live=3), workspace(params, 4)
     gate_up, down, x = torch.randn(5, 64, 64), torch.randn(5, 64, 32), torch.randn(4, 64)
     ops.route(torch.randn(4, 4), None, params, space, 4)
-    ops.experts(x, gate_up, down, space, 4)
+    ops.experts(x, gate_up, down, params, space, 4)
     for row in range(3):
         for c, expert in enumerate(space.expert_ids[row].tolist()):
             gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)

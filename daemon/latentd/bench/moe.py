@@ -54,7 +54,9 @@ class Experts:
         self.down = _draw(layers, moe.stacked, hidden, inner, std=inner**-0.5)
         self.router = _draw(layers, moe.num_experts, hidden, std=hidden**-0.5)
         self.bias = torch.zeros(moe.num_experts, device=CUDA) if moe.has_bias else None
-        self.x = torch.randn(max_rows, hidden, device=CUDA).bfloat16()
+        self.residual = torch.randn(max_rows, hidden, device=CUDA)
+        self.norm = torch.ones(hidden, dtype=torch.bfloat16, device=CUDA)
+        self.x = torch.empty(max_rows, hidden, dtype=torch.bfloat16, device=CUDA)
         self.logits = torch.empty(max_rows, moe.num_experts, device=CUDA)
         self.space = allocate_moe_workspace(
             max_rows, moe.choices, moe.stacked, inner, hidden, torch.bfloat16, CUDA
@@ -66,14 +68,16 @@ class Experts:
         return self.ops.stream
 
     def route(self, layer: int, rows: int) -> None:
-        """The router's product and the choice."""
-        ops, logits = self.ops, self.logits
-        ops.linear(self.x, self.router[layer], logits, rows)
-        ops.route(logits, self.bias, self.moe.router, self.space, rows)
+        """The norm in front, the router's product and the choice."""
+        self.ops.norm_route(
+            self.residual, self.norm, 1e-6, self.x, self.router[layer], self.bias, self.logits,
+            self.moe.router, self.space, rows,
+        )  # fmt: skip
 
     def pair(self, layer: int, rows: int) -> None:
         """The two expert products, for the choices that are in the workspace."""
-        self.ops.experts(self.x, self.gate_up[layer], self.down[layer], self.space, rows)
+        gate_up, down = self.gate_up[layer], self.down[layer]
+        self.ops.experts(self.x, gate_up, down, self.moe.router, self.space, rows)
 
 
 def _draw(*shape: int, std: float) -> torch.Tensor:

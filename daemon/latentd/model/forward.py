@@ -77,14 +77,14 @@ def _layers(
     for index, layer in enumerate(model.weights.layers):
         _norm(ops, acts.residual, layer.attention.norm, eps, acts.normed, rows, pending)
         _attention(ops, model, acts, workspace, slab, index, rows)
-        ops.norm(acts.residual, layer.mlp_norm, eps, acts.normed, rows)
         if isinstance(layer.mlp, DenseWeights):
             pending = None
+            ops.norm(acts.residual, layer.mlp_norm, eps, acts.normed, rows)
             assert acts.inner is not None
             ops.gated_linear(acts.normed, layer.mlp.gate_up, acts.inner, rows)
             ops.linear(acts.inner, layer.mlp.down, acts.residual, rows, accumulate=True)
         else:
-            pending = _moe(ops, model, acts, layer.mlp, rows)
+            pending = _moe(ops, model, acts, layer.mlp_norm, layer.mlp, rows)
     return pending
 
 
@@ -121,14 +121,19 @@ def _attention(
     ops.linear(acts.o, weights.o, acts.residual, rows, accumulate=True)
 
 
-def _moe(ops: Ops, model: Model, acts: Activations, weights: MoeWeights, rows: int) -> MoeWorkspace:
-    """Route and run the chosen experts; their outputs stay in the workspace, unsummed."""
+def _moe(
+    ops: Ops, model: Model, acts: Activations, norm: Tensor, weights: MoeWeights, rows: int
+) -> MoeWorkspace:
+    """Norm, route and run the chosen experts; their outputs stay in the workspace, unsummed."""
     assert acts.moe is not None
     assert acts.router_logits is not None
     assert model.config.moe is not None
-    ops.linear(acts.normed, weights.router, acts.router_logits, rows)
-    ops.route(acts.router_logits, weights.bias, model.config.moe.router, acts.moe, rows)
-    ops.experts(acts.normed, weights.gate_up, weights.down, acts.moe, rows)
+    router, eps = model.config.moe.router, model.config.rms_norm_eps
+    ops.norm_route(
+        acts.residual, norm, eps, acts.normed, weights.router, weights.bias, acts.router_logits,
+        router, acts.moe, rows,
+    )  # fmt: skip
+    ops.experts(acts.normed, weights.gate_up, weights.down, router, acts.moe, rows)
     return acts.moe
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
-from latentd_kernels.reference.base import ReferenceBase
-from latentd_kernels.reference.dense import float_row, matvec
+from latentd_kernels.reference.dense import ReferenceDense, float_row, matvec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +48,18 @@ def choose_experts(
     return ids, weights * params.scaling
 
 
-class ReferenceMoe(ReferenceBase):
-    """route and experts."""
+class ReferenceMoe(ReferenceDense):
+    """norm_route and experts."""
+
+    def norm_route(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, params: RouterParams, workspace: MoeWorkspace,
+        rows: int,
+    ) -> None:  # fmt: skip
+        """norm, linear and route, one after the other (see `Ops.norm_route`)."""
+        self.norm(x, norm_weight, eps, normed, rows)
+        self.linear(normed, router, logits, rows)
+        self.route(logits, bias, params, workspace, rows)
 
     def route(
         self,
@@ -60,7 +69,7 @@ class ReferenceMoe(ReferenceBase):
         workspace: MoeWorkspace,
         rows: int,
     ) -> None:
-        """Fill the workspace's ids and weights (see `Ops.route`)."""
+        """Fill the workspace's ids and weights from the logits (see `Ops.norm_route`)."""
         experts, top_k = logits.shape[1], params.top_k
         shared = torch.arange(experts, experts + params.num_shared, dtype=torch.int32)
         for row, slot in enumerate(self.inputs.slot_idx[:rows].tolist()):
@@ -75,8 +84,9 @@ class ReferenceMoe(ReferenceBase):
             workspace.expert_weights[row, top_k:].fill_(1.0)
 
     def experts(
-        self, x: Tensor, gate_up: Tensor, down: Tensor, workspace: MoeWorkspace, rows: int
-    ) -> None:
+        self, x: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
         """Fill the workspace's hidden values and parts (see `Ops.experts`); padding rows keep what
         was there, and their weights of 0 keep `norm` from reading it."""
         choices = workspace.expert_ids.shape[1]

@@ -1,0 +1,483 @@
+// The expert products of a MoE layer on sm_90a, grouped by expert, shared experts in the same launches.
+//
+// An output element is one chain of wgmma steps over k in rising order, for every number of rows and whatever the other
+// rows chose: the width of the product (8 to 64 batch rows) decides how many rows share a pass over the weights, never
+// a bit. A CTA owns 64 features of an expert (a gate and an up tile each, or one or two down tiles): one warp copies
+// weights and activations through a ring in shared memory, one warpgroup multiplies.
+//
+// Places: `hidden` is sorted by expert. The routed entries (a row with one of its choices) come first, in the order of
+// their expert and then of their rows; behind them every shared expert has all rows, padding rows included.
+// Up to 64 rows a CTA finds its expert and that expert's rows in the ids themselves, and gathers rows one by one; for
+// more rows moe_plan lists them and moe_gather lays the activations out in that order first.
+#include "../plan.cuh"
+#include "async.cuh"
+#include "wgmma.cuh"
+
+constexpr int kFeatures = 64;  // weight rows of a tile, the M side of the product
+constexpr int kBlockK = 64;    // k of a stage: 128 bytes of a row
+constexpr int kTileBytes = kFeatures * kBlockK * 2;
+constexpr int kMaxStages = 12;
+constexpr int kMaxWidth = 64;    // most batch rows of one pass (128 would spill), and of a call without a plan: moe.py
+constexpr int kMaxRouted = 384;  // routed experts
+constexpr int kConsumers = 128;  // threads that multiply
+constexpr int kThreads = kConsumers + 32;
+constexpr int kStagedRows = 32;   // rows of `hidden` that pass through shared memory together
+constexpr int kStagedPitch = 72;  // bf16 elements; 64 and a skew against bank conflicts
+
+extern __shared__ char dynamic[];
+
+struct Routing {
+  const int* expert_ids;                   // [rows, choices]
+  int* plan;                               // of moe_plan; null for few rows
+  int rows, choices, num_shared, experts;  // experts: routed ones
+  LATENTD_DEVICE int top_k() const { return choices - num_shared; }
+};
+
+// The rows that one expert multiplies.
+struct Group {
+  int expert, count;
+  int first;  // its first place in `hidden`
+};
+
+struct Scratch {
+  uint64_t full[kMaxStages], empty[kMaxStages];
+  Group group;
+  int entries[kMaxWidth];  // row * choices + choice of each row of the pass; -1: a padding row
+  uint8_t is_chosen[kMaxRouted];
+};
+
+template <int kValue>
+struct Width {
+  static constexpr int value = kValue;
+};
+
+LATENTD_DEVICE int width_of(int rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : kMaxWidth; }
+
+// ---- which expert, which rows -----------------------------------------------------------------------------------
+
+LATENTD_DEVICE bool is_shared(const Routing& r) { return blockIdx.y < r.num_shared; }
+LATENTD_DEVICE Group shared_group(const Routing& r) {
+  const int s = blockIdx.y;
+  return {r.experts + s, r.rows, r.rows * (r.top_k() + s)};
+}
+
+// The `index`-th of the experts that rows chose, in rising order, and its entries; by one warp. Everyone computes it
+// from the same ids, so gate_up and down agree on the places. Ids of shared experts are above the routed ones.
+LATENTD_DEVICE Group find_group(const Routing& r, int index, Scratch& s) {
+  const int lane = threadIdx.x & 31, total = r.rows * r.choices;
+  for (int i = lane; i < kMaxWidth; i += 32) s.entries[i] = -1;
+  __syncwarp();
+  if (r.rows == 1) {  // no expert twice: the order of choice will do
+    const int expert = index < r.top_k() ? __ldcg(r.expert_ids + index) : -1;
+    if (lane == 0) s.entries[0] = index;
+    return {expert, expert >= 0 ? 1 : 0, index};
+  }
+  constexpr int kTogether = 16;  // loads of a lane in one trip to the L2 cache
+  int ids[kTogether];
+  const auto load = [&](int base) {
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) {
+      const int at = base + j * 32 + lane;
+      const int id = at < total ? __ldcg(r.expert_ids + at) : -1;
+      ids[j] = id < r.experts ? id : -1;
+    }
+  };
+  for (int e = lane * 4; e < kMaxRouted; e += 128) *reinterpret_cast<uint32_t*>(s.is_chosen + e) = 0;
+  __syncwarp();
+  for (int base = 0; base < total; base += kTogether * 32) {
+    load(base);
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) {
+      if (ids[j] >= 0) s.is_chosen[ids[j]] = 1;
+    }
+  }
+  __syncwarp();
+  const uint32_t below = (1u << lane) - 1;
+  int expert = -1, before = 0;
+  for (int base = 0; base < r.experts && expert < 0; base += 32) {
+    const bool chosen = base + lane < r.experts && s.is_chosen[base + lane];
+    const uint32_t mask = __ballot_sync(0xffffffffu, chosen);
+    const uint32_t hit = __ballot_sync(0xffffffffu, chosen && before + __popc(mask & below) == index);
+    if (hit != 0) expert = base + __ffs(hit) - 1;
+    before += __popc(mask);
+  }
+  if (expert < 0) return {-1, 0, 0};
+  int count = 0, lower = 0;
+  for (int base = 0; base < total; base += kTogether * 32) {
+    if (total > kTogether * 32) load(base);
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) {
+      const uint32_t mine = __ballot_sync(0xffffffffu, ids[j] == expert);
+      if (ids[j] == expert) s.entries[count + __popc(mine & below)] = base + j * 32 + lane;
+      count += __popc(mine);
+      lower += ids[j] >= 0 && ids[j] < expert;
+    }
+  }
+  return {expert, count, __reduce_add_sync(0xffffffffu, lower)};
+}
+
+LATENTD_DEVICE Group planned_group(const Routing& r, int index) {
+  const Plan plan{r.plan, r.experts + r.num_shared};
+  if (index >= __ldcg(&plan.num_active())) return {-1, 0, 0};
+  const int expert = __ldcg(&plan.active(index)), first = __ldcg(&plan.start(index));
+  if (expert >= r.experts) return {-1, 0, 0};
+  return {expert, __ldcg(&plan.start(index + 1)) - first, first};
+}
+
+// The group of this CTA's routed expert, by the loader warp, into `s`.
+LATENTD_DEVICE void choose_group(const Routing& r, Scratch& s) {
+  const int index = blockIdx.y - r.num_shared;
+  const Group group = r.plan == nullptr ? find_group(r, index, s) : planned_group(r, index);
+  if ((threadIdx.x & 31) == 0) s.group = group;
+}
+
+// Fills s.entries for the pass over the group's rows from `base` on; by the consumers. find_group has done it already.
+LATENTD_DEVICE void list_entries(const Routing& r, const Group& group, int base, Scratch& s) {
+  if (base > 0) named_sync(1, kConsumers);  // the last pass's list has been read
+  const int at = base + threadIdx.x;
+  if (threadIdx.x < kMaxWidth) {
+    if (is_shared(r)) {
+      const bool is_live = at < group.count && __ldcg(r.expert_ids + at * r.choices) >= 0;
+      s.entries[threadIdx.x] = is_live ? at * r.choices + r.top_k() + static_cast<int>(blockIdx.y) : -1;
+    } else if (r.plan != nullptr) {
+      const Plan plan{r.plan, r.experts + r.num_shared};
+      s.entries[threadIdx.x] = at < group.count ? __ldcg(&plan.entry(group.first + at)) : -1;
+    }
+  }
+  named_sync(1, kConsumers);
+}
+
+// ---- the ring -----------------------------------------------------------------------------------------------------
+
+// Stages of kTiles weight tiles and one tile of activations. Both sides walk it in the same order.
+template <int kTiles>
+struct Ring {
+  uint32_t full, empty, base;
+  int stages, stage_bytes;
+  int slot = 0, parity = 0;
+
+  // `bytes` of shared memory, cut into stages for a group of `count` rows.
+  LATENTD_DEVICE Ring(Scratch& s, uint32_t memory, int bytes, int count)
+      : full(smem_u32(s.full)), empty(smem_u32(s.empty)), base(memory) {
+    stage_bytes = kTiles * kTileBytes + width_of(count) * kBlockK * 2;
+    stages = min(bytes / stage_bytes, kMaxStages);
+  }
+  LATENTD_DEVICE uint32_t tile(int at, int t) const { return base + at * stage_bytes + t * kTileBytes; }
+  LATENTD_DEVICE uint32_t rows(int at) const { return tile(at, kTiles); }
+  LATENTD_DEVICE void advance() {
+    if (++slot == stages) slot = 0, parity ^= 1;
+  }
+};
+
+// Waits for the predecessor and only then lets the next kernel start: by then everything before this kernel is visible.
+LATENTD_DEVICE void wait_then_launch() {
+  pdl_wait();
+  pdl_launch();
+}
+
+LATENTD_DEVICE void init_barriers(Scratch& s) {
+  if (threadIdx.x == kConsumers) {
+    for (int i = 0; i < kMaxStages; i++) {
+      barrier_init(smem_u32(s.full + i), 1);
+      barrier_init(smem_u32(s.empty + i), kConsumers / 32);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+}
+
+// What the loader warp copies: block b of the group is k = 64 (b % num_blocks) of the weights and of a pass's rows.
+template <int kTiles>
+struct Loader {
+  const TensorMap* weights;
+  int weight_row, tile_distance;  // first row of the first tile; rows from it to the next tile
+  int num_blocks, count;          // blocks of a pass, rows of the group
+
+  LATENTD_DEVICE int total() const { return num_blocks * ((count + kMaxWidth - 1) / kMaxWidth); }
+  LATENTD_DEVICE int k_of(int block) const { return block % num_blocks * kBlockK; }
+  LATENTD_DEVICE int first_row(int block) const { return block / num_blocks * kMaxWidth; }
+  LATENTD_DEVICE int width(int block) const { return width_of(min(count - first_row(block), kMaxWidth)); }
+
+  // Announces a block of `rows` rows and copies its weights; one thread.
+  LATENTD_DEVICE void load_weights(const Ring<kTiles>& ring, int slot, int block, int rows) const {
+    const uint32_t full = ring.full + slot * 8;
+    barrier_expect(full, kTiles * kTileBytes + rows * kBlockK * 2);
+#pragma unroll
+    for (int t = 0; t < kTiles; t++) {
+      tensor_load_keep(ring.tile(slot, t), weights, k_of(block), weight_row + t * tile_distance, full, kEvictFirst);
+    }
+  }
+  // Copies a block's rows, which stand together in their tensor from row `first` on, in boxes of 64 or 8; one thread.
+  LATENTD_DEVICE void load_boxes(const Ring<kTiles>& ring, int slot, int block, const TensorMap* rows64,
+                                 const TensorMap* rows8, int first) const {
+    const bool is_wide = width(block) >= 64;
+    const TensorMap* map = is_wide ? rows64 : rows8;
+    for (int r = 0; r < width(block); r += is_wide ? 64 : 8) {
+      const int row = first + first_row(block) + r;
+      tensor_load(ring.rows(slot) + r * kBlockK * 2, map, k_of(block), row, ring.full + slot * 8);
+    }
+  }
+  // Copies rows from anywhere, one box of one row each: row0 and row1 are those of this lane and of 32 lanes on; the
+  // swizzle goes by address, so a row may land anywhere in the tile. The whole warp.
+  LATENTD_DEVICE void gather(const Ring<kTiles>& ring, int slot, int block, const TensorMap* rows1, int row0,
+                             int row1) const {
+    const int lane = threadIdx.x & 31;
+    const uint32_t to = ring.rows(slot) + lane * kBlockK * 2, full = ring.full + slot * 8;
+    if (lane < count) tensor_load(to, rows1, k_of(block), row0, full);
+    if (lane + 32 < count) tensor_load(to + 32 * kBlockK * 2, rows1, k_of(block), row1, full);
+  }
+};
+
+// The weights of the first stages, before the activations are there. Returns how many blocks that is.
+template <int kTiles>
+LATENTD_DEVICE int load_early(const Loader<kTiles>& loader, const Ring<kTiles>& ring) {
+  const int early = min(ring.stages, loader.total());
+  if (threadIdx.x % 32 == 0) {
+    for (int block = 0; block < early; block++) loader.load_weights(ring, block, block, loader.width(block));
+  }
+  return early;
+}
+
+// Everything else; load_rows(slot, block) is called by the whole warp, announced(block) says how many rows it copies.
+template <int kTiles, class Announced, class LoadRows>
+LATENTD_DEVICE void load_group(const Loader<kTiles>& loader, Ring<kTiles>& ring, int early, const Announced& announced,
+                               const LoadRows& load_rows) {
+  for (int block = 0; block < loader.total(); block++) {
+    if (threadIdx.x % 32 == 0) {
+      if (block >= ring.stages) barrier_wait(ring.empty + ring.slot * 8, ring.parity ^ 1);
+      if (block >= early) loader.load_weights(ring, ring.slot, block, announced(block));
+    }
+    __syncwarp();
+    load_rows(ring.slot, block);
+    ring.advance();
+  }
+}
+
+// The accumulators of one pass: all blocks in order.
+template <int kWidth, int kTiles>
+LATENTD_DEVICE void multiply(float (&acc)[kTiles][kWidth / 2], Ring<kTiles>& ring, int num_blocks) {
+  int previous = -1;
+  for (int block = 0; block < num_blocks; block++) {
+    barrier_wait(ring.full + ring.slot * 8, ring.parity);
+    const uint32_t rows = wgmma_operand(ring.rows(ring.slot));
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; step++) {
+#pragma unroll
+      for (int t = 0; t < kTiles; t++) {
+        wgmma<kWidth>(acc[t], wgmma_operand(ring.tile(ring.slot, t)) + step * kStepK, rows + step * kStepK,
+                      block + step > 0);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (previous >= 0 && threadIdx.x % 32 == 0) barrier_arrive(ring.empty + previous * 8);
+    previous = ring.slot;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + previous * 8);
+}
+
+// The place in a product of accumulator q of this thread.
+LATENTD_DEVICE int column_of(int q) { return q / 4 * 8 + threadIdx.x % 4 * 2 + q % 2; }
+LATENTD_DEVICE int feature_of(int q) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + q % 4 / 2 * 8; }
+
+// One pass of gate_up: rows leave through shared memory, so that a row's 64 features are one 128-byte store.
+template <int kWidth>
+LATENTD_DEVICE void gate_up_pass(Ring<2>& ring, int num_blocks, int rows, bf16* staged, bf16* hidden, int inner) {
+  float acc[2][kWidth / 2];
+  multiply<kWidth>(acc, ring, num_blocks);
+  constexpr int kPart = kWidth < kStagedRows ? kWidth : kStagedRows;
+#pragma unroll
+  for (int base = 0; base < kWidth; base += kPart) {
+    named_sync(1, kConsumers);
+#pragma unroll
+    for (int q = 0; q < kPart / 2; q++) {
+      const float value = silu_times(acc[0][base / 2 + q], acc[1][base / 2 + q]);
+      staged[column_of(q) * kStagedPitch + feature_of(q)] = __float2bfloat16_rn(value);
+    }
+    named_sync(1, kConsumers);
+    for (int i = threadIdx.x; i < min(rows - base, kPart) * 8; i += kConsumers) {
+      const uint4 piece = *reinterpret_cast<const uint4*>(staged + i / 8 * kStagedPitch + i % 8 * 8);
+      *reinterpret_cast<uint4*>(hidden + static_cast<long long>(base + i / 8) * inner + i % 8 * 8) = piece;
+    }
+  }
+}
+
+// One pass of down: a warp's store is four rows of eight neighbouring features, whole sectors.
+template <int kWidth, int kTiles>
+LATENTD_DEVICE void down_pass(Ring<kTiles>& ring, int num_blocks, const int* entries, float* parts, int num_features) {
+  float acc[kTiles][kWidth / 2];
+  multiply<kWidth>(acc, ring, num_blocks);
+#pragma unroll
+  for (int q = 0; q < kWidth / 2; q++) {
+    const int entry = entries[column_of(q)];
+    if (entry < 0) continue;
+    float* out = parts + static_cast<long long>(entry) * num_features + feature_of(q);
+#pragma unroll
+    for (int t = 0; t < kTiles; t++) out[t * kFeatures] = acc[t][q];
+  }
+}
+
+// Calls pass(width, base, rows) for the passes of a group: `width` is a compile-time constant of at least `rows`.
+template <class Pass>
+LATENTD_DEVICE void for_passes(int count, const Pass& pass) {
+  for (int base = 0; base < count; base += kMaxWidth) {
+    const int rows = min(count - base, kMaxWidth);
+    switch (width_of(rows)) {
+      case 8:
+        pass(Width<8>{}, base, rows);
+        break;
+      case 16:
+        pass(Width<16>{}, base, rows);
+        break;
+      case 32:
+        pass(Width<32>{}, base, rows);
+        break;
+      default:
+        pass(Width<kMaxWidth>{}, base, rows);
+    }
+  }
+}
+
+// The ring starts at the first multiple of 1024 bytes; behind it, gate_up's `staged` rows.
+LATENTD_DEVICE uint32_t ring_memory(const void* dynamic) { return (smem_u32(dynamic) + 1023) & ~1023u; }
+
+// kernel moe_gate_up_wgmma: silu(gate) * up of every chosen and every shared expert for its rows.
+// shapes: weights [total_experts * 2 * inner, k] bf16 (an expert's gate rows, then its up rows) as boxes of 64 rows, x
+//   [rows, k] bf16 as boxes of 1, 8 and 64 rows, sorted [places, k] bf16 as boxes of 8 and 64 (read with a plan only),
+//   expert_ids [rows, choices] int32, plan of moe_plan or null (at most 64 rows), hidden [rows * choices, inner] bf16
+//   sorted by expert; inner and k multiples of 64; at most 384 routed experts.
+// rounds: f32 sums over k in steps of 16, ascending; silu and product in f32, landed once
+// launch: grid (inner / 64, num_shared + most active experts, 1), 160 threads, 1024 + ring_bytes + 4608 bytes. Lets the
+//   next kernel launch only after its own wait: what starts then may read expert_ids and plan before it waits.
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    moe_gate_up_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap x1,
+                      const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x64,
+                      const __grid_constant__ TensorMap sorted8, const __grid_constant__ TensorMap sorted64,
+                      const int* expert_ids, int* plan, bf16* hidden, int rows, int choices, int num_shared,
+                      int experts, int inner, int k, int ring_bytes) {
+  __shared__ Scratch s;
+  const Routing routing{expert_ids, plan, rows, choices, num_shared, experts};
+  const uint32_t memory = ring_memory(dynamic);
+  const bool shared = is_shared(routing), loads = threadIdx.x >= kConsumers;
+  init_barriers(s);
+  const auto loader_of = [&](const Group& group) {
+    const int row = group.expert * 2 * inner + blockIdx.x * kFeatures;
+    return Loader<2>{&weights, row, inner, k / kBlockK, group.count};
+  };
+  Group group = shared_group(routing);
+  int early = 0;
+  if (loads && shared) early = load_early(loader_of(group), Ring<2>(s, memory, ring_bytes, group.count));
+  wait_then_launch();
+  if (!shared) {
+    if (loads) choose_group(routing, s);
+    __syncthreads();
+    group = s.group;
+    if (group.count == 0) return;
+  }
+  Ring<2> ring(s, memory, ring_bytes, group.count);
+  if (loads) {
+    const Loader<2> loader = loader_of(group);
+    const auto whole = [&](int block) { return loader.width(block); };
+    const auto boxes = [&](const TensorMap* rows64, const TensorMap* rows8, int first) {
+      load_group(loader, ring, early, whole, [&](int slot, int block) {
+        if (threadIdx.x == kConsumers) loader.load_boxes(ring, slot, block, rows64, rows8, first);
+      });
+    };
+    if (shared) {
+      boxes(&x64, &x8, 0);
+    } else if (plan != nullptr) {
+      boxes(&sorted64, &sorted8, group.first);
+    } else {
+      const int lane = threadIdx.x & 31;
+      const int row0 = lane < group.count ? s.entries[lane] / choices : 0;
+      const int row1 = lane + 32 < group.count ? s.entries[lane + 32] / choices : 0;
+      load_group(
+          loader, ring, 0, [&](int) { return group.count; },
+          [&](int slot, int block) { loader.gather(ring, slot, block, &x1, row0, row1); });
+    }
+    return;
+  }
+  bf16* staged = reinterpret_cast<bf16*>(dynamic + (memory - smem_u32(dynamic)) + ring_bytes);
+  for_passes(group.count, [&](auto width, int base, int pass_rows) {
+    bf16* out = hidden + static_cast<long long>(group.first + base) * inner + blockIdx.x * kFeatures;
+    gate_up_pass<width.value>(ring, k / kBlockK, pass_rows, staged, out, inner);
+  });
+}
+
+template <int kTiles>
+LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden8, const TensorMap* hidden64,
+                         const Routing& routing, float* parts, int inner, int num_features, int ring_bytes) {
+  pdl_launch();
+  __shared__ Scratch s;
+  const bool loads = threadIdx.x >= kConsumers;
+  init_barriers(s);
+  Group group = shared_group(routing);
+  if (!is_shared(routing)) {
+    if (loads) choose_group(routing, s);
+    __syncthreads();
+    group = s.group;
+  }
+  const int feature = blockIdx.x * kTiles * kFeatures;
+  const Loader<kTiles> loader{weights, group.expert * num_features + feature, kFeatures, inner / kBlockK, group.count};
+  Ring<kTiles> ring(s, ring_memory(dynamic), ring_bytes, group.count);
+  const int early = loads ? load_early(loader, ring) : 0;
+  pdl_wait();
+  if (group.count == 0) return;
+  if (loads) {
+    load_group(
+        loader, ring, early, [&](int block) { return loader.width(block); },
+        [&](int slot, int block) {
+          if (threadIdx.x == kConsumers) loader.load_boxes(ring, slot, block, hidden64, hidden8, group.first);
+        });
+    return;
+  }
+  for_passes(group.count, [&](auto width, int base, int) {
+    list_entries(routing, group, base, s);
+    down_pass<width.value>(ring, inner / kBlockK, s.entries, parts + feature, num_features);
+  });
+}
+
+// kernel moe_down_wgmma, moe_down_wide_wgmma: the down projection of every chosen and shared expert, one float32 part
+//   a (row, choice).
+// shapes: weights [total_experts * num_features, inner] bf16 as boxes of 64 rows, hidden [rows * choices, inner] bf16
+//   of moe_gate_up_wgmma as boxes of 8 and 64 rows, expert_ids and plan as there (read before it has completed), parts
+//   [rows * choices, num_features] f32; num_features a multiple of 64 (wide: 128). Parts of padding rows are not
+//   written.
+// rounds: f32 sums over inner in steps of 16, ascending; no landing
+// launch: grid (num_features / 64 or 128, num_shared + most active experts, 1), 160 threads, 1024 + ring_bytes bytes
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    moe_down_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden8,
+                   const __grid_constant__ TensorMap hidden64, const int* expert_ids, int* plan, float* parts, int rows,
+                   int choices, int num_shared, int experts, int inner, int num_features, int ring_bytes) {
+  const Routing routing{expert_ids, plan, rows, choices, num_shared, experts};
+  down<1>(&weights, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
+}
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    moe_down_wide_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden8,
+                        const __grid_constant__ TensorMap hidden64, const int* expert_ids, int* plan, float* parts,
+                        int rows, int choices, int num_shared, int experts, int inner, int num_features,
+                        int ring_bytes) {
+  const Routing routing{expert_ids, plan, rows, choices, num_shared, experts};
+  down<2>(&weights, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
+}
+
+// kernel moe_gather: lays the rows of all routed entries out in the order of a plan.
+// shapes: x [rows, k] bf16 (row stride free, a multiple of 8), plan of moe_plan, sorted [rows * top_k, k] bf16; k a
+//   multiple of 8; total_experts counts the shared ones, whose entries stand behind the routed ones and are left out.
+// rounds: none
+// launch: grid (rows * top_k, 1, 1), 128 threads, no dynamic shared memory
+extern "C" __global__ void __launch_bounds__(128) moe_gather(const bf16* x, int* plan, bf16* sorted, int total_experts,
+                                                             int choices, int num_shared, int k, long long x_stride) {
+  pdl_launch();
+  pdl_wait();
+  const Plan p{plan, total_experts};
+  if (static_cast<int>(blockIdx.x) >= p.start(p.num_active())) return;
+  const int entry = p.entry(blockIdx.x);
+  if (entry % choices >= choices - num_shared) return;
+  const uint4* from = reinterpret_cast<const uint4*>(x + entry / choices * x_stride);
+  uint4* to = reinterpret_cast<uint4*>(sorted + static_cast<long long>(blockIdx.x) * k);
+  for (int i = threadIdx.x; i < k / 8; i += 128) to[i] = from[i];
+}
