@@ -36,7 +36,7 @@ COLUMNS: Final = (
     Column("of_read", "% of read", 0, 11),
     Column("torch_us", "torch us", 1, 10),
     Column("speedup", "speed-up", 2, 10),
-    Column("block_us", "with router", 2, 13),
+    Column("block_us", "block us", 2, 10),
 )
 
 
@@ -103,7 +103,8 @@ def measure(
     experts = Experts(gpu, config, layers, max(rows))
     about = (
         f"expert pair, {moe.num_experts} experts, {moe.router.top_k} a row and "
-        f"{moe.router.num_shared} shared, {moe.inner} wide, hidden {config.hidden_size}"
+        f"{moe.router.num_shared} shared, {moe.inner} wide, hidden {config.hidden_size}; block: with "
+        "norm, router and choice"
     )
     report.table("moe", about, COLUMNS)
     for num in rows:
