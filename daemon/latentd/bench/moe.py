@@ -103,8 +103,8 @@ def measure(
     experts = Experts(gpu, config, layers, max(rows))
     about = (
         f"expert pair, {moe.num_experts} experts, {moe.router.top_k} a row and "
-        f"{moe.router.num_shared} shared, {moe.inner} wide, hidden {config.hidden_size}; block: with "
-        "norm, router and choice"
+        f"{moe.router.num_shared} shared, {moe.inner} wide, hidden {config.hidden_size}; "
+        "block: norm, router and choice too"
     )
     report.table("moe", about, COLUMNS)
     for num in rows:
