@@ -7,16 +7,17 @@ must not be read is an absurd id, and outputs and workspace start as NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
 import oracle
-from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages, num_splits
 from latentd_kernels.ops import Rope
 from latentd_kernels.staging import RingLayout, allocate_inputs
+from latentd_kernels.work_plan import MAX_CTAS, fill_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from latentd_kernels.reference.attention import ReferenceAttention
 
 ABSURD_ID = 0x7FFF_FFF0
-LAYOUT = RingLayout(max_rows=128, max_updates=1, max_zero_pages=1)
+LAYOUT = RingLayout(max_rows=512, max_updates=1, max_zero_pages=1)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def make_case(
     contents = [normal(length, ROW_DIM) for length in lengths]
     for row, page_idx in holes:
         contents[row][page_idx * PAGE_SIZE : (page_idx + 1) * PAGE_SIZE] = 0
-    inputs = step_inputs(lengths, device)
+    inputs = step_inputs(lengths, device, heads)
     total = sum(num_pages(length) for length in lengths)
     slab = torch.full((total + 3, 2, PAGE_SIZE, ROW_DIM), torch.nan, dtype=act, device=device)
     page_ids = torch.randperm(total + 3, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -104,16 +105,19 @@ def make_case(
     return case
 
 
-def step_inputs(lengths: Sequence[int], device: torch.device) -> StepInputs:
-    """Inputs of a step whose row r sits in slot rows - 1 - r and has lengths[r] tokens."""
+def step_inputs(lengths: Sequence[int], device: torch.device, heads: int = 0) -> StepInputs:
+    """Inputs of a step whose row r sits in slot rows - 1 - r and has lengths[r] tokens; planned for
+    attention of so many heads, if any."""
     rows, most = len(lengths), max(1, *(num_pages(length) for length in lengths))
     inputs = allocate_inputs(LAYOUT, rows, most + 2, device)
     inputs.block_table.fill_(ABSURD_ID)
     slots = torch.arange(rows - 1, -1, -1, dtype=torch.int32)
-    return with_rows(inputs, slots.tolist(), lengths)
+    return with_rows(inputs, slots.tolist(), lengths, heads)
 
 
-def with_rows(inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int]) -> StepInputs:
+def with_rows(
+    inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int], heads: int
+) -> StepInputs:
     """The same block table under other batch rows; what follows them is poisoned."""
     device, rows = inputs.block_table.device, len(lengths)
 
@@ -125,12 +129,21 @@ def with_rows(inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int]) 
     starts = [0] * (rows + 1)
     for row, length in enumerate(lengths):
         starts[row + 1] = starts[row] + num_splits(length)
-    return replace(
+    step = replace(
         inputs,
         slot_idx=field(slots, inputs.slot_idx),
         context_len=field(lengths, inputs.context_len),
         split_start=field(starts, inputs.split_start),
+        row_plan=torch.full_like(inputs.row_plan, ABSURD_ID),
+        work=torch.full_like(inputs.work, ABSURD_ID),
     )
+    if heads and device.type == "cuda":
+        fill_plan(step, lengths, slots, heads, num_ctas(device))
+    return step
+
+
+def num_ctas(device: torch.device) -> int:
+    return min(MAX_CTAS, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def place_pages(case: Case, page_ids: Sequence[int], holes: Sequence[tuple[int, int]] = ()) -> None:
@@ -151,7 +164,7 @@ def select(case: Case, rows: Sequence[int]) -> Case:
     """A batch of only these rows of a case, in this order, over the same slab and table."""
     contents = [case.contents[row] for row in rows]
     slots = [int(case.inputs.slot_idx[row]) for row in rows]
-    inputs = with_rows(case.inputs, slots, [len(content) for content in contents])
+    inputs = with_rows(case.inputs, slots, [len(content) for content in contents], case.heads)
     return replace(case, inputs=inputs, contents=contents, q=case.q[list(rows)].contiguous())
 
 
@@ -168,17 +181,16 @@ def attend_and_expand(
     ops: AttentionLaunches | ReferenceAttention,
     numerics: Numerics,
     q_abs: Tensor,
-    sub_batches: Sequence[int] = (),
 ) -> Tensor:
-    """o [rows, heads, v]; `sub_batches` are the first rows of all calls but the first."""
+    """o [rows, heads, v], in calls of MAX_CALL_ROWS rows."""
     device, act = case.q.device, case.q.dtype
-    workspace = allocate_workspace(case.rows, case.max_ctx, case.heads, numerics, device, act)
+    call_rows = min(case.rows, MAX_CALL_ROWS)
+    workspace = allocate_workspace(call_rows, case.max_ctx, case.heads, numerics, device, act)
     workspace.partial_o.fill_(torch.nan)
     workspace.partial_ml.fill_(torch.nan)
     out = torch.full((case.rows, case.heads * case.v_dim), torch.nan, dtype=act, device=device)
-    edges = [0, *sub_batches, case.rows]
-    for first, last in pairwise(edges):
-        num = last - first
+    for first in range(0, case.rows, MAX_CALL_ROWS):
+        num = min(case.rows - first, MAX_CALL_ROWS)
         ops.attend(q_abs, case.slab, case.layer, workspace, first, num, case.scale)
         ops.expand(workspace, case.kv_b, out, first, num, case.nope_dim)
     return out.view(case.rows, case.heads, case.v_dim)

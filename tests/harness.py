@@ -13,7 +13,7 @@ import torch
 
 from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS, Model, decode_step, prompt_chunk
-from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, StepRing, allocate_inputs
 

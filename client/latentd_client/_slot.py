@@ -74,6 +74,8 @@ class BaseSlot:
 def whole(value: object, what: str) -> int:
     """An int, from anything that is one (numpy and torch have their own). Raises ProtocolError
     naming `what` for all else: int() would silently make 1 of 1.9."""
+    if type(value) is int:
+        return value
     if type(value) is not bool:
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from latentd_client.errors import ProtocolError
 
@@ -38,8 +38,7 @@ class Sampling:
 _GREEDY = Sampling()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step's result. `token` was sampled after the append, at length `context_len`; `logprob`
     is its log-probability; `logits` are float32 [vocab_size] where they were asked for.
     `replayed`: the daemon had done this step before and repeated its stored reply."""

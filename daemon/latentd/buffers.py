@@ -14,7 +14,7 @@ import torch
 from latentd import memory
 from latentd.model.activations import Activations
 from latentd.options import StartError
-from latentd_kernels.attention import allocate_workspace
+from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import StepRing, allocate_inputs
 

@@ -16,7 +16,7 @@ from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS
 from latentd.model.weights import weight_bytes
 from latentd.options import MAX_SLOTS, StartError
-from latentd_kernels.attention import workspace_bytes
+from latentd_kernels.attention_workspace import workspace_bytes
 from latentd_kernels.geometry import MAX_CTX, PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, allocate_inputs
 
@@ -127,6 +127,7 @@ def plan(
             options.max_ctx,
             config.num_heads,
             options.numerics,
+            device,
             act_dtype(options),
         ),
         graph_bytes=graph_bytes,

@@ -1,4 +1,4 @@
-"""Launches of the attention kernels, and the size of the workspace between attend and expand.
+"""Launches of the attention kernels.
 
 It chooses grids by the batch, which do not enter the arithmetic, and kernel forms by the model and
 the GPU: a row has the same bits in every batch.
@@ -12,50 +12,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from latentd_kernels import attention_shapes as shapes
-from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, max_splits
-from latentd_kernels.launcher import Launcher
-from latentd_kernels.ops import AttentionWorkspace
+from latentd_kernels.attention_hopper import HopperAttention
+from latentd_kernels.attention_workspace import workspace_items
+from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd_kernels.function import Argument
-    from latentd_kernels.ops import Numerics, Rope
+    from latentd_kernels.ops import AttentionWorkspace, Rope
 
 NARROW_SMEM: Final = 93_056
 """Shared memory of a CTA that serves 16 heads, sizeof(Narrow::Smem) in csrc/attention.cu."""
 WIDE_SMEM: Final = 219_392
 """The same for 32 heads, sizeof(Wide::Smem): only sm_90 and sm_100 have that much."""
-
-
-def workspace_items(rows: int, max_ctx: int) -> int:
-    """Most items (splits of all rows) that one attend call of `rows` rows can have."""
-    return rows * max_splits(max_ctx)
-
-
-def workspace_bytes(
-    rows: int, max_ctx: int, heads: int, numerics: Numerics, act: torch.dtype = torch.bfloat16
-) -> int:
-    """Bytes that `allocate_workspace` takes."""
-    size = act.itemsize if numerics == "f32" else 4
-    return workspace_items(rows, max_ctx) * heads * (LATENT_DIM * size + 8)
-
-
-def allocate_workspace(
-    rows: int,
-    max_ctx: int,
-    heads: int,
-    numerics: Numerics,
-    device: torch.device,
-    act: torch.dtype = torch.bfloat16,
-) -> AttentionWorkspace:
-    """Room for the partial results of attend calls of at most `rows` rows. Contents undefined."""
-    items = workspace_items(rows, max_ctx)
-    dtype = act if numerics == "f32" else torch.float32
-    return AttentionWorkspace(
-        partial_o=torch.empty((items, heads, LATENT_DIM), dtype=dtype, device=device),
-        partial_ml=torch.empty((items, heads, 2), dtype=torch.float32, device=device),
-    )
 
 
 def expand_form(rows: int, heads: int, v_dim: int, sm_count: int) -> tuple[int, int]:
@@ -70,7 +40,7 @@ def expand_form(rows: int, heads: int, v_dim: int, sm_count: int) -> tuple[int, 
     return (256 if cta_rows == 1 else 512), cta_rows
 
 
-class AttentionLaunches(Launcher):
+class AttentionLaunches(HopperAttention):
     """append, absorb, attend and expand of `Ops` on the GPU."""
 
     def append(
@@ -98,6 +68,9 @@ class AttentionLaunches(Launcher):
         heads = out.shape[1]
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
+        if self.plans_work:
+            self.hopper_absorb(q, stride, kv_b, _rope_args(rope), out, rows)
+            return
         for first in range(0, rows, shapes.MAX_CALL_ROWS):
             num = min(rows - first, shapes.MAX_CALL_ROWS)
             args: list[Argument] = [q[first:], c_int64(stride), kv_b, *_rope_args(rope)]
@@ -125,6 +98,9 @@ class AttentionLaunches(Launcher):
         heads = q_abs.shape[1]
         if not 1 <= heads <= shapes.MAX_HEADS:
             raise ValueError(f"{heads} attention heads: 1 to {shapes.MAX_HEADS} fit")
+        if self.plans_work:
+            self.hopper_attend(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
+            return
         inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
         is_landed = self.numerics == "landed"
         scale = _landed(softmax_scale) if is_landed else softmax_scale
@@ -153,6 +129,9 @@ class AttentionLaunches(Launcher):
         shapes.check_rows(rows)
         heads = workspace.partial_o.shape[1]
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
+        if self.plans_work:
+            self.hopper_expand(workspace, kv_b, out, first_row, rows, nope_dim)
+            return
         threads, cta_rows = expand_form(rows, heads, v_dim, self.library.sm_count)
         args: list[Argument] = [workspace.partial_o, workspace.partial_ml]
         args += [self.inputs.split_start[first_row:]]

@@ -64,6 +64,14 @@ def pages_per_split(pages: int) -> int:
     return per_split
 
 
+def work_pages_per_split(pages: int, heads: int) -> int:
+    """The same where a CTA serves many heads (the sm_90a kernels): with 64 heads and more, rows of
+    more than 256 pages are cut into splits of at least 8. The device computes the same in
+    `work_plan.cuh`."""
+    per_split = pages_per_split(pages)
+    return max(8, per_split) if heads >= 64 and pages > 256 else per_split
+
+
 def num_splits(context_len: int) -> int:
     """Splits of a row with `context_len` tokens; 0 for an empty row."""
     pages = num_pages(context_len)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.tensor_maps import TensorMaps
+from latentd_kernels.work_plan import MAX_CTAS
 
 if TYPE_CHECKING:
     from latentd_kernels.library import Library
     from latentd_kernels.ops import Numerics, StepInputs
     from latentd_kernels.staging import StepRing
+
+HOPPER: Final = "sm_90a"
 
 
 class Launcher:
@@ -26,3 +29,13 @@ class Launcher:
         self.numerics = numerics
         self.stream = stream
         self.tensor_maps = TensorMaps()
+
+    @property
+    def plans_work(self) -> bool:
+        """Whether attention runs on the kernels that follow the work list of `stage`."""
+        return self.library.arch == HOPPER and self.numerics == "f32"
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs of the grid that the work list serves: one an SM."""
+        return min(MAX_CTAS, self.library.sm_count)

@@ -32,6 +32,8 @@ class StepInputs:
     min_p: Tensor  # [max_rows] float32, 0 = off
     seed: Tensor  # [max_rows] int64, the bits of an unsigned 64-bit seed
     split_start: Tensor  # [max_rows + 1] int32, exclusive prefix sum of splits over rows
+    row_plan: Tensor  # [max_rows, 8] int32, private to the backend (work_plan.py)
+    work: Tensor  # [attend calls * MAX_CTAS, 12] int32, private to the backend
     block_table: Tensor  # [max_slots, max_pages] int32, -1 unmapped
     zero_pages: Tensor  # [max_zero_pages] int32, pages claimed by this step
     num_zero_pages: Tensor  # [1] int32
@@ -48,7 +50,11 @@ class Rope:
 
 @dataclass(frozen=True)
 class AttentionWorkspace:
-    """Partial results of `attend`, read by `expand`. Item = split_start[row] + split - first."""
+    """Partial results of `attend`, read by `expand`; what an item is, the backend decides.
+
+    Item = split_start[row] + split - first; but in f32 mode on sm_90a items are the nodes of
+    work_plan.py, and maxima exponents of two.
+    """
 
     partial_o: Tensor  # [items, heads, 512] act in f32 mode, float32 in landed mode
     partial_ml: Tensor  # [items, heads, 2] float32: maximum (scaled score, natural log) and sum
@@ -86,9 +92,10 @@ class Ops(Protocol):
     def inputs(self) -> StepInputs:
         """The step's static inputs, as given when the backend was made."""
 
-    def stage(self, rows: int) -> None:
+    def stage(self, rows: int, heads: int = 0) -> None:
         """Take this step's ring entry: fill StepInputs (first `rows` rows), apply block-table
-        updates, compute split_start."""
+        updates, compute split_start and what else attention over `heads` heads needs (0: the step
+        attends nothing)."""
 
     def zero_pages(self, slab: Tensor) -> None:
         """Zero the pages that this step claims. slab [pages, layers, 64, 576] act."""
@@ -157,9 +164,10 @@ class Ops(Protocol):
         self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
         first_row: int, rows: int, softmax_scale: float,
     ) -> None:  # fmt: skip
-        """Partial attention of rows first_row .. first_row + rows of the step over their pages,
-        one item per (row, split), into the workspace from item 0. q_abs [>=first_row + rows,
-        heads, 576] act. Reads block_table, slot_idx, context_len and split_start."""
+        """Partial attention of rows first_row .. first_row + rows of the step over their pages
+        into the workspace from item 0. first_row is a multiple of MAX_CALL_ROWS, and rows is that
+        or what is left of the step. q_abs [>=first_row + rows, heads, 576] act. Reads block_table
+        and what `stage` derived from the lengths for that many heads."""
 
     def expand(
         self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from latentd_kernels.ops import StepInputs
+from latentd_kernels.work_plan import MAX_CTAS, ROW_WORDS, WORK_WORDS, num_calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -176,6 +177,8 @@ def allocate_inputs(
         min_p=filled(torch.float32, 0, rows),
         seed=filled(torch.int64, 0, rows),
         split_start=filled(torch.int32, 0, rows + 1),
+        row_plan=filled(torch.int32, 0, rows, ROW_WORDS),
+        work=filled(torch.int32, 0, num_calls(rows) * MAX_CTAS, WORK_WORDS),
         block_table=filled(torch.int32, -1, max_slots, max_pages),
         zero_pages=filled(torch.int32, -1, layout.zero_capacity),
         num_zero_pages=filled(torch.int32, 0, 1),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ctypes import c_int32, c_int64
 from typing import TYPE_CHECKING, Final
 
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.launcher import Launcher
+from latentd_kernels.work_plan import head_tile, num_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,9 +26,10 @@ class StepLaunches(Launcher):
         sizes = (layout.entries, layout.row_capacity, layout.max_updates, layout.zero_capacity)
         return [ring.host, ring.step_counter, *map(c_int64, sizes), ring.start_ns]
 
-    def stage(self, rows: int) -> None:
+    def stage(self, rows: int, heads: int = 0) -> None:
         """See `Ops.stage`."""
         inputs = self.inputs
+        last_rows = rows - (num_calls(rows) - 1) * MAX_CALL_ROWS
         args: list[Argument] = [
             *self._ring_args(),
             inputs.token_ids,
@@ -44,6 +47,12 @@ class StepLaunches(Launcher):
             inputs.num_zero_pages,
             c_int32(rows),
             c_int32(inputs.block_table.shape[1]),
+            c_int32(heads if self.plans_work else 0),
+            c_int32(head_tile(heads, MAX_CALL_ROWS)),
+            c_int32(head_tile(heads, last_rows)),
+            c_int32(self.num_ctas),
+            inputs.row_plan,
+            inputs.work,
         ]
         self.library.launch("stage", (1, 1, 1), _STAGE_THREADS, args, stream=self.stream)
 
@@ -57,7 +66,8 @@ class StepLaunches(Launcher):
             page_vectors,
         ]
         grid = (self.library.sm_count, 1, 1)
-        self.library.launch("zero_pages", grid, _ZERO_THREADS, args, stream=self.stream)
+        # A full edge: what stage wrote may be read before the wait by every kernel behind this one.
+        self.library.launch("zero_pages", grid, _ZERO_THREADS, args, stream=self.stream, pdl=False)
 
     def publish(self, rows: int) -> None:
         """See `Ops.publish`."""

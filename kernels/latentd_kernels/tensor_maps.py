@@ -1,4 +1,4 @@
-"""Tensor maps of matrices in device memory, encoded once and kept."""
+"""Tensor maps of what lies in device memory, encoded once and kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TensorMaps:
     """
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, ...], driver.TensorMap] = {}
+        self._maps: dict[tuple[object, ...], driver.TensorMap] = {}
 
     def get(self, matrix: Tensor, rows: int, box_rows: int) -> driver.TensorMap:
         """The first `rows` rows of a matrix [*, k] bf16 (row stride free) in boxes of `box_rows`
@@ -34,9 +34,16 @@ class TensorMaps:
             key, address, (k, rows), (stride * 2,), (BOX_K, box_rows)
         )
 
+    def of_bytes(
+        self, address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    ) -> driver.TensorMap:
+        """Any bf16 tensor, swizzled by 128 bytes: see driver.tensor_map."""
+        key = (address, dims, strides, box)
+        return self._maps.get(key) or self._keep(key, address, dims, strides, box)
+
     def _keep(
-        self, key: tuple[int, ...], address: int, dims: tuple[int, ...], strides: tuple[int, ...],
-        box: tuple[int, ...],
+        self, key: tuple[object, ...], address: int, dims: tuple[int, ...],
+        strides: tuple[int, ...], box: tuple[int, ...],
     ) -> driver.TensorMap:  # fmt: skip
         if len(self._maps) >= _MAX_KEPT:
             self._maps.clear()

@@ -26,7 +26,7 @@ from attention_case import (
     run,
     select,
 )
-from latentd_kernels import attention
+from latentd_kernels import attention, attention_workspace
 from latentd_kernels.attention import AttentionLaunches
 from latentd_kernels.geometry import MAX_CTX, ROW_DIM
 from latentd_kernels.library import Library
@@ -159,22 +159,33 @@ def test_a_row_has_the_same_bits_in_a_batch_of_128(heads: int, numerics: Numeric
     assert torch.equal(out, few.repeat(16, 1, 1))
 
 
-@pytest.mark.parametrize("heads", [32, 20])
-def test_the_form_for_small_shared_memory_is_within_the_bounds(
-    heads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_wide", [True, False], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("heads", "widths"), HEADS)
+def test_the_portable_kernels_are_within_the_bounds(
+    heads: int, widths: tuple[int, int], is_wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = gpu_case(SHORT, heads)
-    monkeypatch.setattr(attention, "WIDE_SMEM", 2**20)
+    case = gpu_case(SHORT, heads, widths)
+    take_portable_kernels(monkeypatch)
+    if not is_wide:
+        monkeypatch.setattr(attention, "WIDE_SMEM", 2**20)
     out = run(case, launches(case, "f32"), "f32")
     for row, length in enumerate(SHORT):
         if length:
             assert oracle.relative_l2(out[row], expected(case, row)) <= 6e-3
+            alone = select(case, [row])
+            assert torch.equal(run(alone, launches(alone, "f32"), "f32")[0], out[row])
+
+
+def take_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionLaunches, "plans_work", False)
+    monkeypatch.setattr(attention_workspace, "has_hopper_kernels", lambda device: False)
 
 
 @pytest.mark.parametrize("numerics", BOTH)
-def test_a_smaller_grid_gives_the_same_bits(
+def test_a_smaller_grid_of_the_portable_kernels_gives_the_same_bits(
     numerics: Numerics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    take_portable_kernels(monkeypatch)
     case = gpu_case(SHORT, 32)
     ops = launches(case, numerics)
     full = run(case, ops, numerics)
@@ -184,12 +195,11 @@ def test_a_smaller_grid_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("numerics", BOTH)
-def test_sub_batches_have_the_bits_of_one_call(numerics: Numerics) -> None:
-    case = gpu_case(SHORT, 16)
-    ops = launches(case, numerics)
-    q_abs = absorb(case, ops)
-    whole = attend_and_expand(case, ops, numerics, q_abs)
-    assert torch.equal(attend_and_expand(case, ops, numerics, q_abs, sub_batches=[3, 7]), whole)
+def test_rows_have_the_same_bits_in_every_call_of_a_long_step(numerics: Numerics) -> None:
+    few = gpu_case(SHORT, 16)
+    many = select(few, [row % len(SHORT) for row in range(300)])
+    out = run(many, launches(many, numerics), numerics)
+    assert torch.equal(out, run(few, launches(few, numerics), numerics).repeat(38, 1, 1)[:300])
 
 
 @pytest.mark.parametrize("numerics", BOTH)

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from attention_case import LAYOUT, make_case
-from latentd_kernels.attention import (
-    AttentionLaunches,
+from latentd_kernels.attention import AttentionLaunches, expand_form
+from latentd_kernels.attention_workspace import (
     allocate_workspace,
-    expand_form,
     workspace_bytes,
     workspace_items,
 )
@@ -101,7 +100,7 @@ def test_workspace_bytes_are_those_of_the_allocation() -> None:
     for numerics in ("f32", "landed"):
         workspace = allocate_workspace(3, 4096, 20, numerics, CPU)
         size = workspace.partial_o.nbytes + workspace.partial_ml.nbytes
-        assert workspace_bytes(3, 4096, 20, numerics) == size
+        assert workspace_bytes(3, 4096, 20, numerics, CPU) == size
 
 
 def test_expand_takes_more_rows_a_cta_only_when_the_ctas_do_not_fit_at_once() -> None:

@@ -108,12 +108,11 @@ def test_a_row_alone_has_the_bits_it_has_in_a_batch(numerics: Numerics) -> None:
 
 
 @pytest.mark.parametrize("numerics", BOTH)
-def test_sub_batches_have_the_bits_of_one_call(numerics: Numerics) -> None:
-    case = make_case(LENGTHS, 4)
-    ops = reference(case, numerics)
-    q_abs = absorb(case, ops)
-    whole = attend_and_expand(case, ops, numerics, q_abs)
-    assert torch.equal(attend_and_expand(case, ops, numerics, q_abs, sub_batches=[3, 7]), whole)
+def test_rows_have_the_same_bits_in_every_call_of_a_long_step(numerics: Numerics) -> None:
+    few = make_case((1, 64, 70), 2)
+    many = select(few, [row % 3 for row in range(130)])
+    out = run(many, reference(many, numerics), numerics)
+    assert torch.equal(out, run(few, reference(few, numerics), numerics).repeat(44, 1, 1)[:130])
 
 
 @pytest.mark.parametrize("numerics", BOTH)

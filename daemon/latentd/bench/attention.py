@@ -16,8 +16,8 @@ from latentd.bench.attention_plan import allocate_slab
 from latentd.bench.attention_torch import expanded_us, torch_us
 from latentd.bench.gpu import CUDA
 from latentd.bench.report import Column
-from latentd_kernels.attention import allocate_workspace
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.geometry import LATENT_DIM, ROW_DIM, num_pages
 from latentd_kernels.ops import Rope
 
@@ -80,7 +80,7 @@ class Layers:
         is_chunk = self.plan.chunk
         entry.slot_idx[:rows] = 0 if is_chunk else range(rows)
         entry.context_len[:rows] = range(context - rows + 1, context + 1) if is_chunk else context
-        self.ops.stage(rows)  # nothing publishes, so entry 0 stays the next one
+        self.ops.stage(rows, self.heads)  # nothing publishes, so entry 0 stays the next one
         torch.cuda.synchronize()
 
     def run(self, parts: Sequence[str] = PARTS) -> None:

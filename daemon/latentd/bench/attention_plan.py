@@ -9,8 +9,8 @@ import torch
 
 from latentd.bench.gpu import CUDA, free_bytes
 from latentd.options import StartError
-from latentd_kernels.attention import workspace_bytes
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.attention_workspace import workspace_bytes
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM, num_pages
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class Plan:
         for heads, rows, context in self.cases:
             weights = self.layers * heads * (self.nope_dim + self.v_dim) * LATENT_DIM * 6
             rival = 16 * heads * context * (1024 if self.chunk else rows) if self.rival else 0
-            space = workspace_bytes(min(rows, MAX_CALL_ROWS), self.max_ctx, heads, self.numerics)
+            space = workspace_bytes(
+                min(rows, MAX_CALL_ROWS), self.max_ctx, heads, self.numerics, CUDA
+            )
             most = max(most, weights + rival + space)
         return most
 

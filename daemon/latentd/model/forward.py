@@ -70,7 +70,7 @@ def _layers(
 ) -> MoeWorkspace | None:  # fmt: skip
     """Stage, embed and run all layers. Returns the expert outputs that the next norm must add."""
     eps = model.config.rms_norm_eps
-    ops.stage(rows)
+    ops.stage(rows, model.config.num_heads)
     ops.zero_pages(slab)
     ops.embed(model.weights.embed, ops.inputs.token_ids, acts.residual, rows)
     pending: MoeWorkspace | None = None

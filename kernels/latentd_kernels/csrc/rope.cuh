@@ -16,8 +16,26 @@ LATENTD_DEVICE RopePair rope_pair(int pair, bool interleaved) {
   return {pair, pair + kRopePairs};
 }
 
+// The turn of a pair at a position. The angle reaches 10^6 radians, where fast sine and cosine are worthless: sincosf
+// reduces the argument exactly.
+struct RopeTurn {
+  float sine;
+  float cosine;
+};
+LATENTD_DEVICE RopeTurn rope_turn(int pair, int position, const float* inv_freq, float magnitude) {
+  RopeTurn turn;
+  sincosf(__fmul_rn(static_cast<float>(position), inv_freq[pair]), &turn.sine, &turn.cosine);
+  return {__fmul_rn(turn.sine, magnitude), __fmul_rn(turn.cosine, magnitude)};
+}
+
+LATENTD_DEVICE void turn_pair(const bf16* src, bf16* dst, RopePair at, RopeTurn turn) {
+  const float x = __bfloat162float(src[at.first]);
+  const float y = __bfloat162float(src[at.second]);
+  dst[at.first] = __float2bfloat16_rn(__fsub_rn(__fmul_rn(x, turn.cosine), __fmul_rn(y, turn.sine)));
+  dst[at.second] = __float2bfloat16_rn(__fadd_rn(__fmul_rn(y, turn.cosine), __fmul_rn(x, turn.sine)));
+}
+
 // Rotates pair `pair` of `src` by position * inv_freq[pair] and lands it in `dst`; a null inv_freq copies (NoPE).
-// The angle reaches 10^6 radians, where fast sine and cosine are worthless: sincosf reduces the argument exactly.
 LATENTD_DEVICE void rotate_pair(const bf16* src, bf16* dst, int pair, int position, const float* inv_freq,
                                 float magnitude, bool interleaved) {
   const RopePair at = rope_pair(pair, interleaved);
@@ -26,12 +44,5 @@ LATENTD_DEVICE void rotate_pair(const bf16* src, bf16* dst, int pair, int positi
     dst[at.second] = src[at.second];
     return;
   }
-  float sine, cosine;
-  sincosf(__fmul_rn(static_cast<float>(position), inv_freq[pair]), &sine, &cosine);
-  sine = __fmul_rn(sine, magnitude);
-  cosine = __fmul_rn(cosine, magnitude);
-  const float x = __bfloat162float(src[at.first]);
-  const float y = __bfloat162float(src[at.second]);
-  dst[at.first] = __float2bfloat16_rn(__fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine)));
-  dst[at.second] = __float2bfloat16_rn(__fadd_rn(__fmul_rn(y, cosine), __fmul_rn(x, sine)));
+  turn_pair(src, dst, at, rope_turn(pair, position, inv_freq, magnitude));
 }

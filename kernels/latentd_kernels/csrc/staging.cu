@@ -1,8 +1,7 @@
 // The first and last nodes of a step: the ring entry in, claimed pages zeroed, results out.
-#include "common.cuh"
-#include "splits.cuh"
+#include "work_plan.cuh"
 
-constexpr int kStageThreads = 512;
+constexpr int kStageThreads = kPlanRows;
 constexpr int kZeroThreads = 256;
 constexpr int kRunBatch = 256;  // block-table runs held in shared memory at a time
 
@@ -81,14 +80,16 @@ LATENTD_DEVICE void prefix_splits(const int* context_len, int* start, int rows) 
 // kernel stage: copies this step's ring entry into the static input buffers and updates the block table.
 // shapes: host = mapped ring of `entries` entries (layout: staging.py), counter [1] int64, row fields [rows] as in
 //   StepInputs, split_start [rows + 1] int32, block_table [max_slots, max_pages] int32, runs (slot, first_idx, count,
-//   page_id) applied in order.
+//   page_id) applied in order. With heads > 0 also plan.row_plan [rows] and plan.work [calls, num_ctas]
+//   (work_plan.cuh).
 // rounds: none
 // launch: grid (1, 1, 1), 512 threads, no dynamic shared memory
-extern "C" __global__ void __launch_bounds__(kStageThreads)
+extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
     stage(char* host, const long long* counter, long long entries, long long row_capacity, long long update_capacity,
           long long zero_capacity, long long* start_ns, int* token_ids, int* slot_idx, int* context_len, int* top_k,
           int* temperature, int* top_p, int* min_p, long long* kv_row, long long* seed, int* split_start,
-          int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages) {
+          int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages, int heads, int head_tile,
+          int last_head_tile, int num_ctas, RowPlan* row_plan, Work* work) {
   pdl_launch();
   __shared__ int4 runs[kRunBatch];
   pdl_wait();
@@ -126,6 +127,10 @@ extern "C" __global__ void __launch_bounds__(kStageThreads)
   }
   __syncthreads();  // context_len is read by other threads than wrote it
   prefix_splits(context_len, split_start, rows);
+  if (heads > 0) {
+    const PlanArgs plan = {heads, head_tile, last_head_tile, num_ctas, row_plan, work};
+    plan_attention(plan, context_len, slot_idx, rows);
+  }
 }
 
 // kernel zero_pages: zeroes the pages that this step claims.

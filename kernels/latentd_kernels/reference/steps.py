@@ -28,8 +28,9 @@ _ROW_FIELDS = (
 class ReferenceSteps(ReferenceBase):
     """stage, zero_pages and publish."""
 
-    def stage(self, rows: int) -> None:
-        """Fill StepInputs from this step's ring entry (see `Ops.stage`)."""
+    def stage(self, rows: int, heads: int = 0) -> None:
+        """Fill StepInputs from this step's ring entry (see `Ops.stage`). The reference attends row
+        by row and needs no plan."""
         self.ring.start_ns[0] = time.perf_counter_ns()
         entry, inputs = self.ring.entry(int(self.ring.step_counter)), self.inputs
         for name in _ROW_FIELDS:

@@ -24,9 +24,10 @@ LATENTD_DEVICE void barrier_arrive(uint32_t barrier) {
 LATENTD_DEVICE void barrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Whether the phase is over, at once.
 LATENTD_DEVICE bool barrier_test(uint32_t barrier, int parity) {
   uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                : "=r"(done)
                : "r"(barrier), "r"(parity)
                : "memory");

@@ -1,0 +1,152 @@
+"""Launches of the sm_90a attention kernels, f32 mode: csrc/hopper/{absorb,attend,expand}.cu.
+
+A kernel's form and grid follow from the model and the number of rows; neither enters the arithmetic
+of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_float, c_int32, c_int64
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
+from latentd_kernels.launcher import Launcher
+from latentd_kernels.work_plan import head_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latentd_kernels.driver import TensorMap
+    from latentd_kernels.function import Argument
+    from latentd_kernels.ops import AttentionWorkspace
+
+_BOX: Final = 64  # columns of a tensor copy: 128 bytes, one row of the swizzle
+_LOW_BOXES: Final = 4  # of the first part of a page (csrc/hopper/attend.cuh)
+
+
+def attend_smem(tile: int) -> int:
+    """Bytes of attend's shared memory for `tile` heads, with room to align (attend.cuh, Smem)."""
+    page, query, probs, exchange = 2 * PAGE_SIZE * ROW_DIM * 2, tile * ROW_DIM * 2, tile * 128, 256
+    small = tile * (16 + 16 + 4 + 4 + 8 + 8)
+    barriers = 9 * 8
+    size = page + query + probs + exchange * tile + small + barriers
+    return 1024 + -(-size // 16) * 16
+
+
+class ExpandForm(NamedTuple):
+    """Rows of W_UV a CTA, CTAs a cluster, warps a row, rows a CTA: expand.cu's Form."""
+
+    values: int
+    cluster: int
+    parts: int
+    cta_rows: int
+
+    @property
+    def name(self) -> str:
+        """Entry point."""
+        return f"expand_hopper_{self.values}_c{self.cluster}_p{self.parts}"
+
+    @property
+    def smem(self) -> int:
+        """sizeof(Smem)."""
+        line = LATENT_DIM * 2 + 16
+        tile_rows = max(8, 8 * self.cluster // self.parts)
+        groups = 8 // self.parts * 16 * (256 + 1) * 4 if self.parts > 1 else 16 * (256 + 1) * 4
+        slices = tile_rows // 8 * self.values // 16 if self.values == 64 else 1
+        return self.values * line + 2 * tile_rows * line + groups + slices * 512
+
+
+def expand_form(rows: int, heads: int, v_dim: int) -> ExpandForm:
+    """The form for a call of `rows` rows. Values and cluster, which set the order of the product,
+    follow from the model alone."""
+    values, cluster = (128, 2) if v_dim == 256 else (64, 2) if heads < 64 else (128, 1)
+    if rows <= cluster:
+        return ExpandForm(values, cluster, 8, rows)
+    if rows <= 8 and values == 64:
+        return ExpandForm(values, cluster, 4, min(rows, 4))
+    if cluster == 1:
+        return ExpandForm(values, cluster, 1, rows)
+    return ExpandForm(values, cluster, 1, max(-(-rows // 4), min(rows, 8)))
+
+
+class HopperAttention(Launcher):
+    """absorb, attend and expand of `Ops` for f32 mode on sm_90a; arguments are checked already."""
+
+    def hopper_absorb(
+        self, q: Tensor, stride: int, kv_b: Tensor, rope: list[Argument], out: Tensor, rows: int
+    ) -> None:
+        """One launch for any number of rows."""
+        heads = out.shape[1]
+        nope_dim = q.shape[1] // heads - ROPE_DIM
+        v_dim = kv_b.shape[0] // heads - nope_dim
+        cta_rows = 8 if rows <= 8 else 16 if rows <= 16 else 64
+        args: list[Argument] = [q, c_int64(stride), kv_b, *rope, self.inputs.context_len]
+        args += [out, c_int32(rows), c_int32(v_dim)]
+        grid = (LATENT_DIM // 64 + -(-cta_rows // 16), heads, -(-rows // cta_rows))
+        smem = 2 * (nope_dim * 72 + cta_rows * (nope_dim + 80))
+        name = f"absorb_hopper_{nope_dim}_r{cta_rows}"
+        self.library.launch(name, grid, 128, args, stream=self.stream, smem=smem)
+
+    def hopper_attend(
+        self,
+        q_abs: Tensor,
+        slab: Tensor,
+        layer: int,
+        workspace: AttentionWorkspace,
+        first_row: int,
+        rows: int,
+        softmax_scale: float,
+    ) -> None:
+        """One launch that follows the call's part of the work list."""
+        if first_row % MAX_CALL_ROWS:
+            raise ValueError(f"first_row {first_row}: expected a multiple of {MAX_CALL_ROWS}")
+        inputs, heads = self.inputs, q_abs.shape[1]
+        tile, num_ctas = head_tile(heads, rows), self.num_ctas
+        args: list[Argument] = [self._query_map(q_abs, first_row, rows, tile)]
+        args += [self._page_map(slab, layer, boxes) for boxes in (_LOW_BOXES, 9 - _LOW_BOXES)]
+        args += [inputs.block_table, inputs.row_plan[first_row:]]
+        args += [inputs.work[first_row // MAX_CALL_ROWS * num_ctas :]]
+        args += [workspace.partial_o, workspace.partial_ml]
+        args += [c_int32(inputs.block_table.shape[1]), c_int32(rows), c_int32(heads)]
+        args += [c_float(softmax_scale * math.log2(math.e))]
+        smem = attend_smem(tile)
+        grid = (num_ctas, 1, 1)
+        self.library.launch(f"attend_hopper_{tile}", grid, 256, args, stream=self.stream, smem=smem)
+
+    def hopper_expand(
+        self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
+        nope_dim: int,
+    ) -> None:  # fmt: skip
+        """One launch."""
+        heads = workspace.partial_o.shape[1]
+        v_dim = kv_b.shape[0] // heads - nope_dim
+        form = expand_form(rows, heads, v_dim)
+        args: list[Argument] = [workspace.partial_o, workspace.partial_ml]
+        args += [self.inputs.row_plan[first_row:], kv_b, out[first_row:]]
+        args += [c_int32(rows), c_int32(form.cta_rows), c_int32(nope_dim), c_int32(v_dim)]
+        grid = (v_dim // form.values, heads, -(-rows // form.cta_rows))
+        self.library.launch(form.name, grid, 512, args, stream=self.stream, smem=form.smem)
+
+    def _query_map(self, q_abs: Tensor, first_row: int, rows: int, tile: int) -> TensorMap:
+        """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model
+        does not have arrive as zeros."""
+        heads = q_abs.shape[1]
+        address = q_abs.data_ptr() + first_row * heads * ROW_DIM * 2
+        return self.tensor_maps.of_bytes(
+            address,
+            (_BOX, heads, ROW_DIM // _BOX, rows),
+            (ROW_DIM * 2, _BOX * 2, heads * ROW_DIM * 2),
+            (_BOX, tile, ROW_DIM // _BOX, 1),
+        )
+
+    def _page_map(self, slab: Tensor, layer: int, boxes: int) -> TensorMap:
+        """A layer's slice of the slab as [pages][9][64 tokens][64]; page -1 arrives as zeros."""
+        pages, layers = slab.shape[:2]
+        return self.tensor_maps.of_bytes(
+            slab.data_ptr() + layer * PAGE_SIZE * ROW_DIM * 2,
+            (_BOX, PAGE_SIZE, ROW_DIM // _BOX, pages),
+            (ROW_DIM * 2, _BOX * 2, layers * PAGE_SIZE * ROW_DIM * 2),
+            (_BOX, PAGE_SIZE, boxes, 1),
+        )

@@ -1,0 +1,43 @@
+// attend for sm_90a, f32 mode: entry points by the number of heads that a CTA takes.
+#include "attend.cuh"
+
+namespace {
+
+template <int kN>
+LATENTD_DEVICE void attend(const Args& args) {
+  pdl_launch();
+  extern __shared__ char raw[];
+  Smem<kN>& smem = *reinterpret_cast<Smem<kN>*>(raw + (-smem_u32(raw) & 1023));
+  const Work work = args.work[blockIdx.x];
+  const bool idle = work.num_splits <= 0;
+  PageStream stream(args, work);
+  Attend<kN> cta(args, smem);
+  if (!idle) cta.start(stream);
+  pdl_wait();
+  if (!idle) cta.run(stream, work);
+}
+
+}  // namespace
+
+#define LATENTD_ATTEND(heads)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) attend_hopper_##heads(                                   \
+      const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap low_map,                        \
+      const __grid_constant__ TensorMap high_map, const int* block_table, const RowPlan* row_plan, const Work* work, \
+      bf16* node_o, float2* node_ml, int max_pages, int rows, int heads_, float scale_log2) {                        \
+    const Args args = {                                                                                              \
+        &query_map, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads_,    \
+        scale_log2};                                                                                                 \
+    attend<heads>(args);                                                                                             \
+  }
+
+// kernel attend_hopper_16, attend_hopper_32, attend_hopper_48: attention of the step's rows over their pages, f32 mode.
+// shapes: tensor maps of q_abs ([rows][9][heads][64]) and of the layer's slice of the slab ([pages][9][64][64], boxes
+//   of 4 and 5 x 64 columns), block_table [slots, max_pages] int32, row_plan and work from stage, node_o [nodes, heads,
+//   512] bf16, node_ml [nodes, heads, 2] f32; the number in the name is the heads that a CTA takes.
+// rounds: f32 scores, k in two halves; p = 2^(score - M) lands for the second product, its sum stays f32, M is the
+//   first page's maximum rounded up to an integer (and moves when a score exceeds it 2^48 times); a split's output and
+//   each fold of splits into a chain of four land.
+// launch: grid (any, 1, 1) as planned, 256 threads, 1024 bytes more than sizeof(Smem).
+LATENTD_ATTEND(16)
+LATENTD_ATTEND(32)
+LATENTD_ATTEND(48)

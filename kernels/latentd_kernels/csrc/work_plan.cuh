@@ -1,0 +1,198 @@
+// How a step's attention is dealt to a fixed grid of CTAs: computed by `stage` once a step, for all layers. Which CTA
+// does what follows the batch; the arithmetic of a row follows its own length and the number of heads alone.
+// work_plan.py computes the same in Python.
+#pragma once
+#include "splits.cuh"
+
+constexpr int kChainSplits = 4;  // neighbouring splits that fold into one node
+constexpr int kMinChains = 100;  // with fewer chains (times head groups) in a call, its nodes are single splits
+constexpr int kPlanRows = 512;   // rows that are planned at a time, one a thread
+constexpr int kPlanCalls = kPlanRows / kMaxStepRows;
+
+// What attention must know of a batch row. A row's nodes (partial results) lie one after another from first_node on,
+// one for every splits_per_node splits.
+struct alignas(16) RowPlan {
+  int context_len;
+  int slot;
+  int pages_per_split;
+  int num_splits;
+  int first_node;
+  int splits_per_node;  // 1, or kChainSplits
+  int old_pages;        // leading pages that certainly hold no token appended in this step
+  int unused;
+};
+
+// What a CTA does: num_splits splits from first_split of (row, head group) on, going on with the call's next rows and
+// then with the next head group. `plan` is that of `row`; rows count from the call's first.
+struct alignas(16) Work {
+  int row;
+  int head_group;
+  int first_split;
+  int num_splits;
+  RowPlan plan;
+};
+
+// Pages in one split of a row that has `pages` pages: geometry.work_pages_per_split.
+LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
+  if (heads < 64 || pages <= 256) return pages_per_split(pages);
+  return max(8, pages_per_split(pages));
+}
+
+struct PlanArgs {
+  int heads;           // 0: nothing is planned
+  int head_tile;       // heads that a CTA takes, of calls of kMaxStepRows rows
+  int last_head_tile;  // of the last call, which may have fewer
+  int num_ctas;
+  RowPlan* row_plan;  // [rows]
+  Work* work;         // [calls, num_ctas]
+};
+
+// Sums over the rows before each row of a call; the last entry is the whole call.
+struct CallSums {
+  int pages[kMaxStepRows + 1];
+  int splits[kMaxStepRows + 1];
+  int chains[kMaxStepRows + 1];
+};
+
+class CallPlan {
+ public:
+  LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, int head_tile, int num_rows)
+      : sums_(sums), heads_(args.heads), num_ctas_(args.num_ctas), num_rows_(num_rows) {
+    head_groups_ = (args.heads + head_tile - 1) / head_tile;
+    splits_per_node_ = sums.chains[kMaxStepRows] * head_groups_ < kMinChains ? 1 : kChainSplits;
+  }
+
+  LATENTD_DEVICE RowPlan row_plan(int row, int context_len, int slot, int step_rows) const {
+    const int pages = num_pages(context_len);
+    // A slot's rows of one step are consecutive tokens, so the first of them is at most step_rows tokens from the end.
+    const int old_pages = max(0, context_len - step_rows) / kPageSize;
+    const int num_splits = sums_.splits[row + 1] - sums_.splits[row];
+    return {context_len, slot, work_pages_per_split(pages, heads_), num_splits, nodes(row), splits_per_node_,
+            old_pages,   0};
+  }
+
+  // The work of CTA `cta`, but for the row's plan: a contiguous share of all (head group, row, split), cut at equal
+  // cost. The cost of a page is 4, that of a node 2.
+  LATENTD_DEVICE Work work(int cta) const {
+    Place start = place(cta);
+    const int num_splits = place(cta + 1).index - start.index;
+    if (num_splits == 0) return {};
+    while (start.split >= sums_.splits[start.row + 1] - sums_.splits[start.row]) {
+      start.split = 0;
+      if (++start.row == num_rows_) {
+        start.row = 0;
+        ++start.head_group;
+      }
+    }
+    return {start.row, start.head_group, start.split, num_splits, {}};
+  }
+
+ private:
+  struct Place {
+    int head_group;
+    int row;
+    int split;
+    int index;  // splits before it, of all head groups
+  };
+
+  LATENTD_DEVICE int nodes(int row) const { return splits_per_node_ == 1 ? sums_.splits[row] : sums_.chains[row]; }
+  LATENTD_DEVICE int cost(int row) const { return 4 * sums_.pages[row] + 2 * nodes(row); }
+
+  // The first node that starts at or after the given share of the cost.
+  LATENTD_DEVICE Place place(int cta) const {
+    const int total = cost(kMaxStepRows), num_splits = sums_.splits[kMaxStepRows];
+    if (cta >= num_ctas_ || total == 0) return {head_groups_, 0, 0, head_groups_ * num_splits};
+    // total * head_groups * cta / num_ctas, every product of which stays below 2^31.
+    const int all = total * head_groups_;
+    const int target = all / num_ctas_ * cta + all % num_ctas_ * cta / num_ctas_;
+    const int group = target / total;
+    int rest = target % total;
+    int row = 0;
+    for (int high = num_rows_ - 1; row < high;) {
+      const int middle = (row + high + 1) / 2;
+      if (cost(middle) <= rest) {
+        row = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    rest -= cost(row);
+    const int row_splits = sums_.splits[row + 1] - sums_.splits[row];
+    const int pages = sums_.pages[row + 1] - sums_.pages[row];
+    const int node_cost = 4 * work_pages_per_split(pages, heads_) * splits_per_node_ + 2;
+    const int split = min((rest + node_cost - 1) / node_cost * splits_per_node_, row_splits);
+    return {group, row, split, group * num_splits + sums_.splits[row] + split};
+  }
+
+  const CallSums& sums_;
+  const int heads_;
+  const int num_ctas_;
+  const int num_rows_;
+  int head_groups_;
+  int splits_per_node_;
+};
+
+// Prefix sums of kPlanRows rows, a call of kMaxStepRows a group of four warps; `row` counts from the step's first.
+LATENTD_DEVICE void sum_rows(CallSums (&calls)[kPlanCalls], const int* context_len, int row, int rows, int heads) {
+  __shared__ int3 warp_sums[kPlanRows / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int pages = row < rows ? num_pages(context_len[row]) : 0;
+  const int per_split = work_pages_per_split(pages, heads);
+  int splits = (pages + per_split - 1) / per_split;
+  int chains = (splits + kChainSplits - 1) / kChainSplits;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const int p = __shfl_up_sync(0xffffffffu, pages, d);
+    const int s = __shfl_up_sync(0xffffffffu, splits, d);
+    const int c = __shfl_up_sync(0xffffffffu, chains, d);
+    if (lane >= d) {
+      pages += p;
+      splits += s;
+      chains += c;
+    }
+  }
+  if (lane == 31) warp_sums[warp] = make_int3(pages, splits, chains);
+  __syncthreads();
+  for (int w = warp / 4 * 4; w < warp; ++w) {
+    pages += warp_sums[w].x;
+    splits += warp_sums[w].y;
+    chains += warp_sums[w].z;
+  }
+  CallSums& call = calls[threadIdx.x / kMaxStepRows];
+  const int at = threadIdx.x % kMaxStepRows;
+  call.pages[at + 1] = pages;
+  call.splits[at + 1] = splits;
+  call.chains[at + 1] = chains;
+  if (at == 0) call.pages[0] = call.splits[0] = call.chains[0] = 0;
+  __syncthreads();
+}
+
+// By a CTA of kPlanRows threads.
+LATENTD_DEVICE void plan_attention(const PlanArgs& args, const int* context_len, const int* slot_idx, int rows) {
+  __shared__ CallSums calls[kPlanCalls];
+  const int num_calls = (rows + kMaxStepRows - 1) / kMaxStepRows;
+  auto planner = [&](int call) {
+    const int num_rows = min(kMaxStepRows, rows - call * kMaxStepRows);
+    const int tile = call == num_calls - 1 ? args.last_head_tile : args.head_tile;
+    return CallPlan(calls[call % kPlanCalls], args, tile, num_rows);
+  };
+  for (int first = 0; first < rows; first += kPlanRows) {
+    const int first_call = first / kMaxStepRows;
+    const int row = first + static_cast<int>(threadIdx.x);
+    sum_rows(calls, context_len, row, rows, args.heads);
+    if (row < rows) {
+      const CallPlan plan = planner(row / kMaxStepRows);
+      args.row_plan[row] = plan.row_plan(row % kMaxStepRows, context_len[row], slot_idx[row], rows);
+    }
+    const int end = min(kPlanCalls, num_calls - first_call) * args.num_ctas;
+    for (int i = threadIdx.x; i < end; i += kPlanRows) {
+      const int call = first_call + i / args.num_ctas;
+      const CallPlan plan = planner(call);
+      Work work = plan.work(i % args.num_ctas);
+      const int work_row = call * kMaxStepRows + work.row;
+      work.plan = plan.row_plan(work.row, context_len[work_row], slot_idx[work_row], rows);
+      args.work[call * args.num_ctas + i % args.num_ctas] = work;
+    }
+    __syncthreads();
+  }
+}

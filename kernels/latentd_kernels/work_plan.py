@@ -1,0 +1,162 @@
+"""How a step's attention is dealt to a fixed grid of CTAs, in plain integers: what `stage` computes
+on the device (csrc/work_plan.cuh), and the sizes that follow from it.
+
+Where a CTA's share begins depends on the whole batch. What is computed for a row does not: its
+splits follow from its length, splits fold into chains of four and chains into the row in one order,
+whoever does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.geometry import PAGE_SIZE, num_pages, work_pages_per_split
+
+if TYPE_CHECKING:
+    from latentd_kernels.ops import StepInputs
+
+CHAIN_SPLITS: Final = 4
+"""Neighbouring splits that fold into one chain (work_plan.cuh, kChainSplits)."""
+MIN_CHAINS: Final = 100
+"""With fewer chains (times head groups) in a call its CTAs hand on single splits (kMinChains)."""
+MAX_CTAS: Final = 144
+"""Most CTAs of a grid: the SMs of a full GH100."""
+ROW_WORDS: Final = 8
+"""int32 words of a RowPlan."""
+WORK_WORDS: Final = 12
+"""int32 words of a Work."""
+
+
+class RowPlan(NamedTuple):
+    """What attention must know of a batch row; the fields of work_plan.cuh's RowPlan."""
+
+    context_len: int
+    slot: int
+    pages_per_split: int
+    num_splits: int
+    first_node: int
+    splits_per_node: int
+    old_pages: int
+    unused: int = 0
+
+
+class Work(NamedTuple):
+    """A CTA's share: splits of (row, head group) and of what follows; `plan` is the row's."""
+
+    row: int
+    head_group: int
+    first_split: int
+    num_splits: int
+    plan: RowPlan
+
+
+def head_tile(heads: int, rows: int) -> int:
+    """Heads that a CTA of an attend call of `rows` rows takes; it does not enter the arithmetic.
+
+    The fewer CTAs read a page the better, but few rows need many CTAs to spread their pages.
+    """
+    if heads <= 16:
+        return 16
+    if heads <= 32 or (heads >= 64 and (rows <= 4 or heads == 64)):
+        return 32
+    return 48
+
+
+def num_calls(rows: int) -> int:
+    """Attend calls of a step of `rows` rows: each takes MAX_CALL_ROWS, the last what is left."""
+    return -(-rows // MAX_CALL_ROWS)
+
+
+def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
+    """Most nodes (chains, or single splits of few chains) of one attend call of `rows` rows."""
+    most = num_pages(max_ctx)
+    steps = [pages for pages in (16, 64, 256, *(1024 << k for k in range(5))) if pages < most]
+    splits = max(-(-pages // work_pages_per_split(pages, heads)) for pages in (*steps, most))
+    chains = rows * -(-splits // CHAIN_SPLITS)
+    return max(chains, min(rows * splits, CHAIN_SPLITS * MIN_CHAINS))
+
+
+class CallPlan:
+    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows."""
+
+    def __init__(
+        self, lengths: Sequence[int], slots: Sequence[int], heads: int, step_rows: int
+    ) -> None:
+        self.lengths, self.slots, self.heads, self.step_rows = lengths, slots, heads, step_rows
+        pages = [num_pages(length) for length in lengths]
+        self.per_split = [work_pages_per_split(count, heads) for count in pages]
+        splits = [-(-count // per) for count, per in zip(pages, self.per_split, strict=True)]
+        chains = [-(-count // CHAIN_SPLITS) for count in splits]
+        self.head_groups = -(-heads // head_tile(heads, len(lengths)))
+        is_chained = sum(chains) * self.head_groups >= MIN_CHAINS
+        self.splits_per_node = CHAIN_SPLITS if is_chained else 1
+        self.pages = [0, *accumulate(pages)]
+        self.splits = [0, *accumulate(splits)]
+        self.nodes = [0, *accumulate(chains if is_chained else splits)]
+
+    def row(self, row: int) -> RowPlan:
+        """The plan of a row; rows count from the call's first."""
+        length = self.lengths[row]
+        return RowPlan(
+            context_len=length,
+            slot=self.slots[row],
+            pages_per_split=self.per_split[row],
+            num_splits=self._row_splits(row),
+            first_node=self.nodes[row],
+            splits_per_node=self.splits_per_node,
+            old_pages=max(0, length - self.step_rows) // PAGE_SIZE,
+        )
+
+    def work(self, cta: int, num_ctas: int) -> Work:
+        """The share of CTA `cta` of `num_ctas`, cut at equal cost (a page 4, a node 2)."""
+        group, row, split, first = self._place(cta, num_ctas)
+        num = self._place(cta + 1, num_ctas)[3] - first
+        if num == 0:
+            return Work(0, 0, 0, 0, self.row(0))
+        while split >= self._row_splits(row):
+            split, row = 0, row + 1
+            if row == len(self.lengths):
+                group, row = group + 1, 0
+        return Work(row, group, split, num, self.row(row))
+
+    def _row_splits(self, row: int) -> int:
+        return self.splits[row + 1] - self.splits[row]
+
+    def _cost(self, row: int) -> int:
+        return 4 * self.pages[row] + 2 * self.nodes[row]
+
+    def _place(self, cta: int, num_ctas: int) -> tuple[int, int, int, int]:
+        """Head group, row, split and index of the first node at or after a share of the cost."""
+        total, num_splits = self._cost(len(self.lengths)), self.splits[-1]
+        if cta >= num_ctas or total == 0:
+            return self.head_groups, 0, 0, self.head_groups * num_splits
+        group, rest = divmod(total * self.head_groups * cta // num_ctas, total)
+        row = max(r for r in range(len(self.lengths)) if self._cost(r) <= rest)
+        node_cost = 4 * self.per_split[row] * self.splits_per_node + 2
+        nodes = -(-(rest - self._cost(row)) // node_cost)
+        split = min(nodes * self.splits_per_node, self._row_splits(row))
+        return group, row, split, group * num_splits + self.splits[row] + split
+
+
+def fill_plan(
+    inputs: StepInputs, lengths: Sequence[int], slots: Sequence[int], heads: int, num_ctas: int
+) -> None:
+    """Write row_plan and work of a step as `stage` does (tests and benchmarks stage nothing)."""
+    rows = len(lengths)
+    for call in range(num_calls(rows)):
+        part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))
+        plan = CallPlan(lengths[part], slots[part], heads, rows)
+        inputs.row_plan[part] = _words([plan.row(row) for row in range(len(lengths[part]))])
+        work = [plan.work(cta, num_ctas) for cta in range(num_ctas)]
+        inputs.work[call * num_ctas : (call + 1) * num_ctas] = _words(
+            [(*share[:4], *share.plan) for share in work]
+        )
+
+
+def _words(structs: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor(structs, dtype=torch.int32)

@@ -1,0 +1,270 @@
+"""The sm_90a attention kernels of f32 mode: however their work is dealt, a row keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import oracle
+from attention_case import (
+    Case,
+    absorb,
+    attend_and_expand,
+    make_case,
+    num_ctas,
+    place_pages,
+    run,
+    select,
+)
+from latentd_kernels import attention_hopper, driver, work_plan
+from latentd_kernels.attention import AttentionLaunches
+from latentd_kernels.attention_hopper import ExpandForm, HopperAttention
+from latentd_kernels.attention_workspace import allocate_workspace
+from latentd_kernels.cuda_ops import CudaOps
+from latentd_kernels.geometry import PAGE_SIZE
+from latentd_kernels.staging import RingLayout, StepRing, allocate_inputs
+from launching import CUDA, library, make_ops, stream
+
+pytestmark = pytest.mark.gpu
+
+MIXED = (1, 700, 0, 64, 65, 129, 2500, 4097, 9000, 17_000)
+LONG = (4097, 2500, 17_000)
+WORDS = ("row_plan", "work")
+
+
+@pytest.fixture(autouse=True)
+def on_sm_90a() -> Iterator[None]:
+    if library().arch != "sm_90a":
+        pytest.skip("these kernels are for sm_90a")
+    torch.cuda.set_stream(stream())
+    yield
+    torch.cuda.synchronize()
+
+
+def launches(case: Case) -> AttentionLaunches:
+    ring = StepRing(RingLayout(1, 1, 1), torch.device("cpu"))  # attention reads nothing of it
+    return AttentionLaunches(library(), case.inputs, ring, "f32", stream().cuda_stream)
+
+
+def result(case: Case) -> torch.Tensor:
+    return run(case, launches(case), "f32")
+
+
+def replan(case: Case, ctas: int) -> None:
+    """Deal the same rows to another number of CTAs."""
+    lengths = [len(content) for content in case.contents]
+    slots = case.inputs.slot_idx[: case.rows].tolist()
+    work_plan.fill_plan(case.inputs, lengths, slots, case.heads, ctas)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128, 130, 512])
+@pytest.mark.parametrize("heads", [1, 16, 20, 33, 64, 96, 128])
+def test_stage_plans_attention_as_the_plan_in_python(heads: int, rows: int) -> None:
+    layout = RingLayout(max_rows=512, max_updates=1, max_zero_pages=1)
+    ops = make_ops(layout, max_slots=16, max_pages=1024)
+    gen = torch.Generator().manual_seed(rows)
+    for most in (0, 200, 5000, 65_536):
+        lengths = torch.randint(0, most + 1, (rows,), generator=gen)
+        lengths[torch.rand(rows, generator=gen) < 0.2] = 0
+        entry = ops.ring.entry(int(ops.ring.step_counter))
+        entry.clear(rows)
+        entry.context_len[:rows] = lengths
+        entry.slot_idx[:rows] = torch.randint(-1, 16, (rows,), generator=gen)
+        ops.stage(rows, heads)
+        ops.publish(rows)
+        torch.cuda.synchronize()
+        truth = allocate_inputs(layout, 16, 1024, torch.device("cpu"))
+        slots = entry.slot_idx[:rows].tolist()
+        work_plan.fill_plan(truth, lengths.tolist(), slots, heads, num_ctas(CUDA))
+        for name in WORDS:
+            ours, theirs = getattr(ops.inputs, name).cpu(), getattr(truth, name)
+            used = rows if name == "row_plan" else work_plan.num_calls(rows) * num_ctas(CUDA)
+            if name == "work":  # the plan of a CTA without work means nothing
+                ours, theirs = (torch.where(x[:, 3:4] > 0, x, 0) for x in (ours, theirs))
+            assert torch.equal(ours[:used], theirs[:used]), (name, most)
+
+
+@pytest.mark.parametrize("ctas", [1, 7, 50, 144])
+@pytest.mark.parametrize("heads", [16, 96])
+def test_any_number_of_ctas_gives_the_same_bits(
+    heads: int, ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(MIXED, heads, device="cuda")
+    before = result(case)
+    monkeypatch.setattr(HopperAttention, "num_ctas", ctas)
+    replan(case, ctas)
+    assert torch.equal(result(case), before)
+
+
+@pytest.mark.parametrize("tile", [16, 32, 48])
+@pytest.mark.parametrize("heads", [16, 20, 96, 128])
+def test_any_head_tile_gives_the_same_bits(
+    heads: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(MIXED, heads, device="cuda")
+    before = result(case)
+    monkeypatch.setattr(work_plan, "head_tile", lambda *_: tile)
+    monkeypatch.setattr(attention_hopper, "head_tile", lambda *_: tile)
+    replan(case, num_ctas(CUDA))
+    assert torch.equal(result(case), before)
+
+
+@pytest.mark.parametrize("min_chains", [0, 10**6], ids=["chains", "single splits"])
+@pytest.mark.parametrize("heads", [16, 96])
+def test_chains_folded_by_attend_or_by_expand_have_the_same_bits(
+    heads: int, min_chains: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(MIXED[:7], heads, device="cuda")
+    before = result(case)
+    monkeypatch.setattr(work_plan, "MIN_CHAINS", min_chains)
+    replan(case, num_ctas(CUDA))
+    assert torch.equal(result(case), before)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["a warp a row", "warps a row"])
+@pytest.mark.parametrize("cta_rows", [1, 3, 16])
+@pytest.mark.parametrize("heads", [16, 96])
+def test_any_form_of_expand_gives_the_same_bits(
+    heads: int, cta_rows: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(MIXED, heads, device="cuda")
+    before = result(case)
+    values, cluster = attention_hopper.expand_form(case.rows, heads, 128)[:2]
+    form = ExpandForm(values, cluster, 4 if is_shared else 1, cta_rows)
+    monkeypatch.setattr(attention_hopper, "expand_form", lambda *_: form)
+    assert torch.equal(result(case), before)
+
+
+def from_absorbed(case: Case, row: int, q_abs: torch.Tensor) -> torch.Tensor:
+    """o [heads, v] float64 of one row from its absorbed query: with peaked scores its landing
+    alone moves the result by more than the bounds."""
+    content = case.contents[row].double()
+    scores = q_abs[row].double() @ content.T * case.scale
+    latent = torch.softmax(scores, -1) @ content[:, :512]
+    w_uv = case.kv_b.view(case.heads, -1, 512)[:, case.nope_dim :].double()
+    return torch.einsum("hvc,hc->hv", w_uv, latent)
+
+
+@pytest.mark.parametrize("heads", [16, 96])
+def test_scores_far_above_the_first_pages_maximum_are_exact(heads: int) -> None:
+    case = make_case(LONG, heads, device="cuda")
+    for content in case.contents:  # in second and later pages of splits, some of them unmatched
+        for page in (3, 17, 30, 34):
+            content[page * PAGE_SIZE + 11] *= 40
+    place_pages(case, list(range(case.slab.shape[0])))
+    ops = launches(case)
+    q_abs = absorb(case, ops)
+    peak = q_abs[0].double() @ case.contents[0].double().T * case.scale * 1.4427
+    firsts = peak[:, : 64 * PAGE_SIZE].view(heads, -1, 2, PAGE_SIZE)
+    assert (firsts[:, :, 1].amax(-1) > firsts[:, :, 0].amax(-1) + 60).any()
+    out = attend_and_expand(case, ops, "f32", q_abs)
+    for row in range(case.rows):
+        truth = from_absorbed(case, row, q_abs)
+        assert oracle.relative_l2(out[row], truth) <= 6e-3
+        assert torch.equal(result(select(case, [row]))[0], out[row])
+
+
+@pytest.mark.parametrize("heads", [16, 96])
+def test_one_capture_serves_all_lengths(heads: int) -> None:
+    sets: Sequence[Sequence[int]] = (
+        (0, 1, 63, 64), (65, 777, 1024, 1025), (4096, 4097, 0, 8192), (64, 64, 64, 17_000),
+        (0, 0, 0, 0),
+    )  # fmt: skip
+    cases = [make_case(lengths, heads, device="cuda") for lengths in sets]
+    cases = [replace(case, q=cases[0].q, kv_b=cases[0].kv_b) for case in cases]
+    wide = max(cases, key=lambda case: case.inputs.block_table.shape[1])
+    pages = max(case.slab.shape[0] for case in cases)
+    slab = torch.zeros((pages, *wide.slab.shape[1:]), dtype=torch.bfloat16, device="cuda")
+    own = {name: getattr(wide.inputs, name).clone() for name in (*WORDS, "block_table")}
+    static = replace(wide, slab=slab, inputs=replace(wide.inputs, **own))
+    out = torch.empty(4, heads * 128, dtype=torch.bfloat16, device="cuda")
+    workspace = allocate_workspace(4, static.max_ctx, heads, "f32", CUDA)
+    ops = launches(static)
+    q_abs = absorb(static, ops)
+
+    def block() -> None:
+        ops.attend(q_abs, slab, 1, workspace, 0, 4, static.scale)
+        ops.expand(workspace, static.kv_b, out, 0, 4, 128)
+
+    block()
+    driver.begin_capture(stream().cuda_stream)
+    block()
+    graph = driver.end_capture(stream().cuda_stream)
+    for case in cases:
+        before = attend_and_expand(case, launches(case), "f32", q_abs)
+        slab[: case.slab.shape[0]].copy_(case.slab)
+        static.inputs.block_table.fill_(0x7FFF_FFF0)
+        table = case.inputs.block_table
+        static.inputs.block_table[:, : table.shape[1]].copy_(table)
+        for name in WORDS:
+            getattr(static.inputs, name).copy_(getattr(case.inputs, name))
+        workspace.partial_o.fill_(torch.nan)
+        workspace.partial_ml.fill_(torch.nan)
+        out.fill_(torch.nan)
+        graph.launch(stream().cuda_stream)
+        assert torch.equal(out.view(4, heads, 128), before)
+    graph.close()
+
+
+def append_and_attend(
+    case: Case, ops: CudaOps, kv: torch.Tensor, junk: torch.Tensor
+) -> torch.Tensor:
+    """The step's order of kernels, held up before the append by a node that zeroes many pages."""
+    rows, heads = case.rows, case.heads
+    q_abs = torch.zeros(rows, heads, 576, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros(rows, heads * 128, dtype=torch.bfloat16, device="cuda")
+    workspace = allocate_workspace(rows, case.max_ctx, heads, "f32", CUDA)
+    ops.inputs.zero_pages[:] = torch.arange(len(ops.inputs.zero_pages), device="cuda")
+    ops.inputs.num_zero_pages.fill_(len(ops.inputs.zero_pages))
+    weight = torch.ones(512, dtype=torch.bfloat16, device="cuda")
+    torch.cuda.synchronize()
+    ops.zero_pages(junk)
+    ops.append(kv, weight, 1e-6, None, case.slab, case.layer, rows)
+    ops.absorb(case.q, case.kv_b, None, q_abs, rows, 128)
+    ops.attend(q_abs, case.slab, case.layer, workspace, 0, rows, case.scale)
+    ops.expand(workspace, case.kv_b, out, 0, rows, 128)
+    torch.cuda.synchronize()
+    return out
+
+
+@pytest.mark.parametrize("appended", [2, 3])
+def test_no_page_of_this_step_is_read_before_its_append(appended: int) -> None:
+    # The rows share a slot; the first appended token is the last of its page.
+    lengths = [640 + i for i in range(appended)]
+    case = make_case([lengths[-1]], 16, device="cuda")
+    slot = int(case.inputs.slot_idx[0])
+    table = case.inputs.block_table[slot]
+    inputs = allocate_inputs(RingLayout(128, 1, 512), 1, case.inputs.block_table.shape[1], CUDA)
+    inputs.block_table[0].copy_(table)
+    inputs.slot_idx[:appended] = 0
+    inputs.context_len[:appended] = torch.tensor(lengths)
+    layers = case.slab.shape[1]
+    places = [
+        int(table[(n - 1) // PAGE_SIZE]) * layers * PAGE_SIZE + (n - 1) % PAGE_SIZE for n in lengths
+    ]
+    inputs.kv_row[:appended] = torch.tensor(places)
+    work_plan.fill_plan(inputs, lengths, [0] * appended, 16, num_ctas(CUDA))
+    q = case.q.repeat(appended, 1)
+    step = replace(case, inputs=inputs, q=q, contents=[case.contents[0][:n] for n in lengths])
+    ops = CudaOps(
+        library(), inputs, StepRing(RingLayout(128, 1, 512), CUDA), "f32", stream().cuda_stream
+    )
+    kv = torch.randn(appended, 576, device="cuda").bfloat16()
+    junk = torch.empty(512, 24, 64, 576, dtype=torch.bfloat16, device="cuda")
+    append_and_attend(step, ops, kv, junk)
+    truth = append_and_attend(step, ops, kv, junk)  # the tokens are there already
+
+    def stale() -> None:
+        for place in places:
+            step.slab.view(-1, 576)[place + step.layer * PAGE_SIZE] = 5.0
+
+    stale()
+    assert torch.equal(append_and_attend(step, ops, kv, junk), truth)
+    # The same with a plan that calls every page old: what this test watches for would show.
+    inputs.row_plan[:, 6] = 1000
+    inputs.work[:, 10] = 1000
+    stale()
+    assert not torch.equal(append_and_attend(step, ops, kv, junk), truth)
