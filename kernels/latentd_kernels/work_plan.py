@@ -82,14 +82,22 @@ def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
 
 
 class CallPlan:
-    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows."""
+    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows.
+
+    `per_split` pages a split replace the rule where a benchmark asks what the rule costs.
+    """
 
     def __init__(
-        self, lengths: Sequence[int], slots: Sequence[int], heads: int, step_rows: int
+        self,
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        heads: int,
+        step_rows: int,
+        per_split: int | None = None,
     ) -> None:
         self.lengths, self.slots, self.heads, self.step_rows = lengths, slots, heads, step_rows
         pages = [num_pages(length) for length in lengths]
-        self.per_split = [work_pages_per_split(count, heads) for count in pages]
+        self.per_split = [per_split or work_pages_per_split(count, heads) for count in pages]
         splits = [-(-count // per) for count, per in zip(pages, self.per_split, strict=True)]
         chains = [-(-count // CHAIN_SPLITS) for count in splits]
         self.head_groups = -(-heads // head_tile(heads, len(lengths)))
@@ -144,13 +152,19 @@ class CallPlan:
 
 
 def fill_plan(
-    inputs: StepInputs, lengths: Sequence[int], slots: Sequence[int], heads: int, num_ctas: int
+    inputs: StepInputs,
+    lengths: Sequence[int],
+    slots: Sequence[int],
+    heads: int,
+    num_ctas: int,
+    per_split: int | None = None,
 ) -> None:
-    """Write row_plan and work of a step as `stage` does (tests and benchmarks stage nothing)."""
+    """Write row_plan and work of a step as `stage` does, for tests that stage nothing; with
+    `per_split` as it never does, see CallPlan."""
     rows = len(lengths)
     for call in range(num_calls(rows)):
         part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))
-        plan = CallPlan(lengths[part], slots[part], heads, rows)
+        plan = CallPlan(lengths[part], slots[part], heads, rows, per_split)
         inputs.row_plan[part] = _words([plan.row(row) for row in range(len(lengths[part]))])
         work = [plan.work(cta, num_ctas) for cta in range(num_ctas)]
         inputs.work[call * num_ctas : (call + 1) * num_ctas] = _words(

@@ -44,7 +44,9 @@ def assert_measured(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("numerics", ["f32", "landed"])
 def test_attention_is_measured(capsys: pytest.CaptureFixture[str], numerics: str) -> None:
     flags = ("--heads", "16,20", "--rows", "1,2", "--contexts", "64,200", "--layers", "2")
-    rows = bench(capsys, "attention", *flags, "--max-ctx", "512", "--parts", "--numerics", numerics)
+    rows = bench(
+        capsys, "attention", *flags, "--max-ctx", "512", "--parts", "--cuts", "--numerics", numerics
+    )
     assert len(rows["attention"]) == 8
     for row in rows["attention"]:
         assert_measured(row)
@@ -95,7 +97,7 @@ def test_steps_are_measured_at_every_context(
         assert row["host_us"] >= row["time_us"]
         assert 3 <= row["experts"] <= 5
     assert tables["eager"][0]["queued_us"] > 0
-    assert [row["rows"] for row in tables["invariance"]] == [1, 4]
+    assert [row["rows"] for row in tables["invariance"]] == [1, 1, 1, 4, 4, 4]
 
 
 def test_more_than_fits_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

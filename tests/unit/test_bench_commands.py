@@ -13,6 +13,7 @@ from latentd.commands.bench_arguments import attention_cases, step_contexts
 from latentd.model.config import ModelConfig
 from latentd.options import StartError
 from latentd_kernels.driver import device_count
+from latentd_kernels.work_plan import CallPlan
 
 
 def parse(*args: str) -> argparse.Namespace:
@@ -59,6 +60,7 @@ def test_step_measures_the_usual_contexts_that_fit() -> None:
         (("attention", "--contexts", "70000"), "--contexts 70000: at most 65536"),
         (("attention", "--chunk", "--rows", "513"), "--rows 513: at most 512"),
         (("attention", "--chunk", "--contexts", "64"), "--rows 512: at most 64"),
+        (("attention", "--chunk", "--cuts"), "--cuts is for decode rows"),
         (("step", "--rows", "256"), "--rows 256: at most 128"),
         (("step", "--contexts", "64", "--max-ctx", "32"), "--contexts 64: at most 32"),
         (("step", "--rows", "1,x"), "'1,x' is no list of whole numbers"),
@@ -143,3 +145,14 @@ def test_the_loop_and_the_grouped_rival_multiply_the_same_experts() -> None:
     parts = moe_torch.loop_layer(*weights, rows_of)
     grouped = moe_torch.grouped_layer(*weights, rows, ends)
     torch.testing.assert_close(torch.cat(list(parts.values())), grouped)
+
+
+@pytest.mark.parametrize("per_split", [1, 3, 8])
+def test_a_plan_of_another_cut_deals_out_every_split_once(per_split: int) -> None:
+    context = 70 * 64 + 5
+    plan = CallPlan([context] * 6, list(range(6)), 16, 6, per_split)
+    splits = -(-71 // per_split)
+    assert [plan.row(row).num_splits for row in range(6)] == [splits] * 6
+    assert {plan.row(row).pages_per_split for row in range(6)} == {per_split}
+    shares = [plan.work(cta, 132) for cta in range(132)]
+    assert sum(share.num_splits for share in shares) == 6 * splits

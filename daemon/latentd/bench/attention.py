@@ -13,6 +13,7 @@ import torch
 
 from latentd.bench import floors, timing
 from latentd.bench.attention_plan import allocate_slab
+from latentd.bench.attention_splits import best_cut
 from latentd.bench.attention_torch import expanded_us, torch_us
 from latentd.bench.gpu import CUDA
 from latentd.bench.report import Column
@@ -112,6 +113,8 @@ def measure(gpu: Gpu, plan: Plan, report: Report) -> None:
     columns = list(COLUMNS)
     if plan.parts:
         columns += [Column(f"{part}_us", part, 2) for part in PARTS]
+    if plan.cuts:
+        columns += [Column("best_us", "best cut us", 2, 13), Column("best_pages", "pages", 0, 7)]
     what = "a prompt's last rows" if plan.chunk else "decode rows"
     about = f"attention block, {what}, {plan.numerics}, a layer of {plan.layers} in one graph"
     report.table("attention", about, columns)
@@ -130,6 +133,9 @@ def measure(gpu: Gpu, plan: Plan, report: Report) -> None:
                 heads, plan.nope_dim, plan.v_dim, plan.sequences(rows), context
             )
             row = floors.figures(num_bytes, times["time_us"], gpu.bandwidth, rival)
+            best = best_cut(layers, graphs["time_us"], context) if plan.cuts else None
+            if best is not None:
+                row |= {"best_pages": best[0], "best_us": best[1]}
             report.add(heads=heads, rows=rows, context=context, **(row | times))
         for graph in graphs.values():
             graph.close()

@@ -40,6 +40,7 @@ class Plan:
     chunk: bool
     parts: bool  # also each of the three alone
     rival: bool
+    cuts: bool = False  # also with the best number of pages a split for each case
 
     @property
     def pages(self) -> int:

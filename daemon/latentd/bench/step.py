@@ -129,16 +129,17 @@ class Steps:
 def measure(
     steps: Steps, rows: Sequence[int], contexts: Sequence[int], repeats: int,
     bandwidth: Bandwidth, report: Report,
-) -> None:  # fmt: skip
-    """Print a line for every pair of rows and context."""
+) -> dict[tuple[int, int], float]:  # fmt: skip
+    """Print a line for every pair of rows and context; returns the device's microseconds."""
     config = steps.backend.runner.model.config
     report.table("step", "decode steps, graph replay", COLUMNS)
-    shared = []
+    shared, device_us = [], {}
     for num in rows:
         for context in contexts:
             steps.place(num, context)
             visits = count_visits(steps)
             times = steps.time(repeats)
+            device_us[num, context] = times.device_us
             num_bytes = floors.step_bytes(config, num, context, visits)
             row = floors.figures(num_bytes, times.device_us, bandwidth, None)
             report.add(
@@ -150,6 +151,7 @@ def measure(
     if shared:
         pool = len(steps.buffers.slab)
         report.note(f"pages are shared by {', '.join(shared)}: the pool has {pool} pages")
+    return device_us
 
 
 def compare_eager(steps: Steps, context: int, repeats: int, report: Report) -> None:

@@ -58,6 +58,8 @@ def attention_cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:
     _limit(args, "--heads", [heads for heads, _, _ in cases], MAX_HEADS)
     _limit(args, "--rows", [rows for _, rows, _ in cases], MAX_CHUNK if args.chunk else MAX_ROWS)
     _limit(args, "--contexts", [context for _, _, context in cases], args.max_ctx)
+    if args.chunk and args.cuts:
+        args.parser.error("--cuts is for decode rows, not for --chunk")
     if args.chunk:
         _limit(args, "--rows", [max(rows for _, rows, _ in cases)], min(c for _, _, c in cases))
     return cases

@@ -78,6 +78,10 @@ def _add_attention(parts: argparse._SubParsersAction[Parser]) -> None:
         help="rows are the last ones of a prompt (default 512 of 512, 4096 and 32768 tokens); "
         "torch is expanded attention",
     )  # fmt: skip
+    parser.add_argument(
+        "--cuts", action="store_true",
+        help="also time the best number of pages a split for each case, which no batch may choose",
+    )  # fmt: skip
     parser.add_argument("--parts", action="store_true", help="also time the three kernels alone")
 
 

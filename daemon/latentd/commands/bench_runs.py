@@ -42,7 +42,7 @@ def attention(args: argparse.Namespace) -> int:
     layers = args.layers or (shapes.CHUNK_LAYERS if args.chunk else shapes.ATTENTION_LAYERS)
     plan = Plan(
         cases, layers, args.max_ctx, nope_dim, v_dim, args.numerics, args.chunk, args.parts,
-        not args.no_torch,
+        not args.no_torch, args.cuts,
     )  # fmt: skip
     with _reporting(args) as report:
         bench.measure(open_gpu(report), plan, report)
@@ -85,7 +85,7 @@ def step(args: argparse.Namespace) -> int:
     contexts = step_contexts(args)
     require_daemon("bench step")
     from latentd.bench import step as bench  # these need torch
-    from latentd.bench import step_linears
+    from latentd.bench import step_invariance
     from latentd.bench.gpu import open_gpu
     from latentd.bench.presets import write_config
     from latentd.bench.step_start import start_steps
@@ -101,9 +101,8 @@ def step(args: argparse.Namespace) -> int:
         gpu = open_gpu(report)
         report.facts(model=str(args.model or args.config), numerics=args.numerics)
         steps = start_steps(options, args.rows, contexts, report)
-        bench.measure(steps, args.rows, contexts, args.steps, gpu.bandwidth, report)
+        times = bench.measure(steps, args.rows, contexts, args.steps, gpu.bandwidth, report)
         bench.compare_eager(steps, args.max_ctx, args.steps, report)
         if not args.no_torch:
-            ops = gpu.make_ops("f32", max_slots=1, max_pages=1)
-            step_linears.measure(steps, ops, args.rows, contexts[0], args.steps, report)
+            step_invariance.measure(steps, gpu, times, report)
     return 0
