@@ -71,6 +71,14 @@ def ulps_at_rms(out: Tensor, expected: Tensor) -> Tensor:
     return (out.double() - expected.double()).abs() / ulp
 
 
+def ulps_at_size(out: Tensor, expected: Tensor) -> Tensor:
+    """The same in ULP of each element, or at the RMS where an element is smaller: what a value that
+    lands once more or less is off by, large ones too."""
+    rms = expected.double().square().mean(dim=-1, keepdim=True).sqrt()
+    size = torch.maximum(expected.double().abs(), rms)
+    return (out.double() - expected.double()).abs() / torch.exp2(torch.floor(torch.log2(size)) - 7)
+
+
 def relative_l2(out: Tensor, expected: Tensor) -> float:
     """|out - expected| / |expected| over all elements; NaN never passes a comparison."""
     difference = out.double() - expected.double()

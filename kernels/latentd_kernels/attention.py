@@ -13,6 +13,7 @@ import torch
 
 from latentd_kernels import attention_shapes as shapes
 from latentd_kernels.attention_hopper import HopperAttention
+from latentd_kernels.attention_landed import LandedAttention
 from latentd_kernels.attention_workspace import workspace_items
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM
 
@@ -40,7 +41,7 @@ def expand_form(rows: int, heads: int, v_dim: int, sm_count: int) -> tuple[int, 
     return (256 if cta_rows == 1 else 512), cta_rows
 
 
-class AttentionLaunches(HopperAttention):
+class AttentionLaunches(HopperAttention, LandedAttention):
     """append, absorb, attend and expand of `Ops` on the GPU."""
 
     def append(
@@ -68,7 +69,7 @@ class AttentionLaunches(HopperAttention):
         heads = out.shape[1]
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
-        if self.plans_work:
+        if self.plans_work or self.lands_on_hopper:
             self.hopper_absorb(q, stride, kv_b, _rope_args(rope), out, rows)
             return
         for first in range(0, rows, shapes.MAX_CALL_ROWS):
@@ -104,6 +105,9 @@ class AttentionLaunches(HopperAttention):
         inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
         is_landed = self.numerics == "landed"
         scale = _landed(softmax_scale) if is_landed else softmax_scale
+        if self.lands_on_hopper:
+            self.landed_attend(q_abs, slab, layer, workspace, first_row, rows, scale)
+            return
         args: list[Argument] = [q_abs[first_row:], slab, inputs.block_table]
         args += [inputs.slot_idx[first_row:], inputs.context_len[first_row:]]
         args += [inputs.split_start[first_row:]]
@@ -131,6 +135,9 @@ class AttentionLaunches(HopperAttention):
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         if self.plans_work:
             self.hopper_expand(workspace, kv_b, out, first_row, rows, nope_dim)
+            return
+        if self.lands_on_hopper:
+            self.landed_expand(workspace, kv_b, out, first_row, rows, nope_dim)
             return
         threads, cta_rows = expand_form(rows, heads, v_dim, self.library.sm_count)
         args: list[Argument] = [workspace.partial_o, workspace.partial_ml]

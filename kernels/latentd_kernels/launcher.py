@@ -36,6 +36,11 @@ class Launcher:
         return self.library.arch == HOPPER and self.numerics == "f32"
 
     @property
+    def lands_on_hopper(self) -> bool:
+        """Whether attention runs on the landed kernels of sm_90a."""
+        return self.library.arch == HOPPER and self.numerics == "landed"
+
+    @property
     def num_ctas(self) -> int:
         """CTAs of the grid that the work list serves: one an SM."""
         return min(MAX_CTAS, self.library.sm_count)
