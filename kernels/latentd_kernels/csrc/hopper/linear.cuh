@@ -165,7 +165,7 @@ struct LinearCta {
   // completes.
   template <class F>
   LATENTD_DEVICE void each_pair(const float (&acc)[kAccumulators], const F& f) const {
-    pairs_of_features<0, kRows / 8>(acc, [&](int feature, int row, float lo, float hi) {
+    pairs_of_features(acc, [&](int feature, int row, float lo, float hi) {
       const int owner = kGroups == 3 ? feature / slice : feature >> (31 - __clz(slice));
       if (row < num_rows) f((row * pitch() + feature - owner * slice) * 4, owner, lo, hi);
     });

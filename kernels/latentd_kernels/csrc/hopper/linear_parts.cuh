@@ -1,4 +1,4 @@
-// What the products of Hopper share: where results go, and what becomes of a thread's sums.
+// Pieces of linear.cuh: where results go, and what becomes of a thread's sums.
 #pragma once
 #include "async.cuh"
 #include "wgmma.cuh"
@@ -63,16 +63,16 @@ LATENTD_DEVICE void fold(float (&acc)[kCount], float (&level)[kLevels][kCount], 
   for (int i = 0; i < kCount; i++) level[l][i] = acc[i];
 }
 
-// Calls f(feature, row, lower, upper) for the accumulators of columns (batch rows) 8 kFirst .. 8 kEnd - 1. A thread
-// holds pairs of rows; with the thread of the next feature it changes them to pairs of features, feature even.
-template <int kFirst, int kEnd, int kCount, class F>
+// Calls f(feature, row, lower, upper) for this thread's accumulators, four for each eight columns (batch rows). A
+// thread holds pairs of rows; with the thread of the next feature it changes them to pairs of features, feature even.
+template <int kCount, class F>
 LATENTD_DEVICE void pairs_of_features(const float (&acc)[kCount], const F& f) {
   const int lane = threadIdx.x & 31, odd = lane >> 2 & 1;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int feature = (threadIdx.x >> 5) * 16 + 8 * h + (lane >> 3) * 2;
 #pragma unroll
-    for (int j = kFirst; j < kEnd; j++) {
+    for (int j = 0; j < kCount / 4; j++) {
       const float lo = acc[4 * j + 2 * h], hi = acc[4 * j + 2 * h + 1];
       const float other = __shfl_xor_sync(0xffffffffu, odd ? lo : hi, 4);
       f(feature, 8 * j + 2 * (lane & 3) + odd, odd ? other : lo, odd ? hi : other);

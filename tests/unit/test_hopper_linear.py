@@ -1,0 +1,108 @@
+"""Which products go to the kernels of Hopper, and with what arguments; over a fake library."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from latentd_kernels import driver
+from latentd_kernels.dense import DenseLaunches
+
+
+class Recorder:
+    """A library that keeps what it is asked to launch."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self.sm_count = 132
+        self.launches: list[SimpleNamespace] = []
+
+    def launch(
+        self, name: str, grid: tuple[int, int, int], threads: int, args: list[Any], **rest: Any
+    ) -> None:
+        self.launches.append(SimpleNamespace(name=name, grid=grid, args=args, **rest))
+
+
+@pytest.fixture
+def maps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    made: list[tuple[Any, ...]] = []
+
+    def tensor_map(*args: Any, **rest: Any) -> driver.TensorMap:
+        made.append(args)
+        return driver.TensorMap()
+
+    monkeypatch.setattr(driver, "tensor_map", tensor_map)
+    return made
+
+
+def launches(arch: str) -> tuple[DenseLaunches, Recorder]:
+    library = Recorder(arch)
+    nothing: Any = None
+    return DenseLaunches(library, nothing, nothing, "f32", 0), library  # type: ignore[arg-type]
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("arch", "k", "hopper"),
+    [("sm_90a", 128, True), ("sm_90a", 96, False), ("sm_80", 128, False), ("sm_100", 128, False)],
+    ids=str,
+)
+def test_architecture_and_k_alone_decide_which_kernels_multiply(
+    arch: str, k: int, hopper: bool, maps: list[tuple[Any, ...]]
+) -> None:
+    ops, library = launches(arch)
+    for rows in (1, 8, 9, 64, 100, 128, 512):
+        ops.linear(bf16(rows, k), bf16(200, k), bf16(rows, 200), rows)
+        ops.gated_linear(bf16(rows, k), bf16(200, k), bf16(rows, 100), rows)
+    names = [launch.name for launch in library.launches]
+    assert len(names) == 14
+    assert all(name.startswith(("linear_n", "gated_n")) == hopper for name in names)
+    assert bool(maps) == hopper
+
+
+def test_rows_beyond_those_of_the_call_are_never_read(maps: list[tuple[Any, ...]]) -> None:
+    ops, _ = launches("sm_90a")
+    x = bf16(128, 2048)
+    ops.linear(x, bf16(576, 2048), bf16(128, 576), 3)
+    assert (x.data_ptr(), (2048, 3), (4096,), (64, 8)) in maps
+
+
+@pytest.mark.parametrize(
+    ("features", "width", "dtype", "first", "vectors"),
+    [
+        (200, 200, torch.bfloat16, 0, True),
+        (200, 333, torch.bfloat16, 0, False),
+        (200, 400, torch.bfloat16, 2, False),
+        (102, 104, torch.bfloat16, 0, False),
+        (200, 200, torch.float32, 0, True),
+        (200, 400, torch.float32, 2, False),
+    ],
+)
+def test_results_are_stored_by_fours_where_they_are_aligned(
+    features: int,
+    width: int,
+    dtype: torch.dtype,
+    first: int,
+    vectors: bool,
+    maps: list[tuple[Any, ...]],
+) -> None:
+    ops, library = launches("sm_90a")
+    out = torch.zeros(8, width, dtype=dtype)[:, first : first + features]
+    ops.linear(bf16(8, 128), bf16(features, 128), out, 8)
+    assert library.launches[0].args[-1].value == vectors
+
+
+def test_a_cluster_shares_the_segments_of_a_matrix(maps: list[tuple[Any, ...]]) -> None:
+    ops, library = launches("sm_90a")
+    ops.linear(bf16(1, 2048), bf16(2048, 2048), bf16(1, 2048), 1)
+    ops.gated_linear(bf16(1, 2048), bf16(2048, 2048), bf16(1, 1024), 1)
+    alone, gated = library.launches
+    assert alone.cluster == (4, 1, 1)
+    assert alone.grid == (4, 1, 32)
+    assert gated.cluster is None
