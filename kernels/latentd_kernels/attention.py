@@ -69,7 +69,7 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         heads = out.shape[1]
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
-        if self.plans_work or self.lands_on_hopper:
+        if self.plans_work:
             self.hopper_absorb(q, stride, kv_b, _rope_args(rope), out, rows)
             return
         for first in range(0, rows, shapes.MAX_CALL_ROWS):

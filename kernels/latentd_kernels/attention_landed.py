@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from latentd_kernels.function import Argument
     from latentd_kernels.ops import AttentionWorkspace
 
-SUMS_SMEM: Final = {16: 168_328, 32: 187_272, 48: 206_216, 64: 225_160, 96: 189_288, 128: 227_176}
+SUMS_SMEM: Final = {16: 168_312, 32: 187_256, 48: 206_200, 64: 225_144, 96: 189_272, 128: 227_160}
 """Shared memory of a CTA of the first pass, by its heads (landed_sums.cu)."""
-OUTPUT_SMEM: Final = {16: 172_176, 32: 194_960, 48: 217_744, 64: 232_336}
+OUTPUT_SMEM: Final = {16: 172_160, 32: 194_944, 48: 217_728, 64: 232_320}
 """The same of the second pass (landed_output.cu)."""
 EXPAND_SMEM: Final = {64: 91_264, 128: 157_824}
 """Shared memory of an expand CTA, by the values of v that it serves (landed_expand.cu)."""

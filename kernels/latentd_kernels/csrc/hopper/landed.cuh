@@ -41,7 +41,7 @@ LATENTD_DEVICE void find_units(Units& units, const Args& args, int splits, int s
     row.slot = args.slot_idx[threadIdx.x];
     row.unit_pages = splits * pages_per_split(num_pages(row.context_len));
   }
-  make_tiles(units, row, 1);
+  make_units(units, row);
   find_share(units, share, shares);
 }
 

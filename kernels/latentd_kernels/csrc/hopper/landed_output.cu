@@ -222,12 +222,12 @@ LATENTD_DEVICE void attend_output(const Args& args) {
   take_registers();
   const int row_chains = num_chains(args.row_splits, args.heads);
   const uint32_t scale_pair = pack_bf16(args.scale, args.scale);
-  int tile = -1;
+  int live = -1;
   int queries = 0;
   int count = 0;
   for (Walk walk = start; uniform(walk.is_valid()); walk.next()) {
-    if (uniform(walk.tile()) != tile) {
-      tile = uniform(walk.tile());
+    if (uniform(walk.live()) != live) {
+      live = uniform(walk.live());
       const int per_split = pages_per_split(walk.pages());
       named_sync(1, kConsumers);  // both warpgroups are done with the row before
       merge_row(smem, args, walk.row(), (walk.pages() + per_split - 1) / per_split, head0);
@@ -252,13 +252,13 @@ LATENTD_DEVICE void attend_output(const Args& args) {
   }                                                                                                                    \
   static_assert(sizeof(Smem<tile>) == bytes, "attention_landed.py asks for these bytes");
 
-// kernel landed_output_16, landed_output_32, landed_output_48, landed_output_64: output of each chain of four splits,
-//   second pass of the landed chain on sm_90a; the number is the heads of a CTA.
+// kernel landed_output_16, landed_output_32, landed_output_48, landed_output_64: output of each chain of two splits, of
+//   four from 64 heads on; second pass of the landed chain on sm_90a; the number is the heads of a CTA.
 // shapes: as landed_sums; reads partial_ml, writes partial_o [rows, row_chains, heads, 512] float32.
 // rounds: the scores of the first pass, bit for bit; p = exp(s - M) / L by division lands; f32 sums over the chain's
 //   tokens in ascending steps of 16, not landed.
 // launch: grid (a multiple of the head groups, 1, 1), 384 threads, sizeof(Smem) bytes.
-LATENTD_LANDED_OUTPUT(16, 172176)
-LATENTD_LANDED_OUTPUT(32, 194960)
-LATENTD_LANDED_OUTPUT(48, 217744)
-LATENTD_LANDED_OUTPUT(64, 232336)
+LATENTD_LANDED_OUTPUT(16, 172160)
+LATENTD_LANDED_OUTPUT(32, 194944)
+LATENTD_LANDED_OUTPUT(48, 217728)
+LATENTD_LANDED_OUTPUT(64, 232320)

@@ -102,12 +102,12 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
   const int head = wg * kWgHeads + wg_thread;  // whose result this thread writes
   const uint32_t scale_pair = pack_bf16(args.scale, args.scale);
   const uint32_t query = wgmma_operand(smem_u32(smem.query) + wg * kWgHeads * 128);
-  int tile = -1;
+  int live = -1;
   int queries = 0;
   int count = 0;
   for (Walk walk = start; uniform(walk.is_valid()); walk.next()) {
-    if (uniform(walk.tile()) != tile) {
-      tile = uniform(walk.tile());
+    if (uniform(walk.live()) != live) {
+      live = uniform(walk.live());
       ring.next_query(queries++);
     }
     const int context_len = walk.context_len();
@@ -158,9 +158,9 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
 // with the bf16 scale; maximum and sum
 //   of exp stay f32: a thread's tokens page by page, then the eight threads and the four warps of a split.
 // launch: grid (any, 1, 1), 384 threads, sizeof(Smem) bytes.
-LATENTD_LANDED_SUMS(16, 168328)
-LATENTD_LANDED_SUMS(32, 187272)
-LATENTD_LANDED_SUMS(48, 206216)
-LATENTD_LANDED_SUMS(64, 225160)
-LATENTD_LANDED_SUMS(96, 189288)
-LATENTD_LANDED_SUMS(128, 227176)
+LATENTD_LANDED_SUMS(16, 168312)
+LATENTD_LANDED_SUMS(32, 187256)
+LATENTD_LANDED_SUMS(48, 206200)
+LATENTD_LANDED_SUMS(64, 225144)
+LATENTD_LANDED_SUMS(96, 189272)
+LATENTD_LANDED_SUMS(128, 227160)

@@ -14,7 +14,7 @@ constexpr int kHalfBoxes = 4;  // a page comes in two parts: 4 boxes, then 5 (th
 
 // What the producer reads.
 struct Source {
-  const TensorMap* query_map;  // q_abs as [9][rows][heads][64], a box for the CTA's rows and heads
+  const TensorMap* query_map;  // q_abs as [9][rows][heads][64], a box for the CTA's heads of a row
   const TensorMap* front_map;  // the layer's slice of the slab as [pages][9][64][64], boxes of a page's parts
   const TensorMap* back_map;
   const int* block_table;  // [slots, max_pages]
@@ -105,19 +105,18 @@ LATENTD_DEVICE void load_pages(const Ring<kStages>& ring, const Source& source, 
   }
 }
 
-// The second producer warp: the absorbed query of every tile of the CTA, 9 boxes of 64 columns of which each is
-// kColumns rows of 128 bytes: the heads of the tile's first row from head0 on, then those of the next. Heads and rows
-// past the last arrive as zeros.
-template <int kColumns, int kStages>
+// The second producer warp: the absorbed query of every row of the CTA, 9 boxes of 64 columns of which each is kHeads
+// rows of 128 bytes, heads head0 and following. Heads past the last arrive as zeros.
+template <int kHeads, int kStages>
 LATENTD_DEVICE void load_queries(const Ring<kStages>& ring, uint32_t query, const Source& source, Walk walk,
                                  int head0) {
   int count = 0;
-  for (int tile = -1; walk.is_valid(); walk.next()) {
-    if (walk.tile() == tile) continue;
-    tile = walk.tile();
+  for (int live = -1; walk.is_valid(); walk.next()) {
+    if (walk.live() == live) continue;
+    live = walk.live();
     if (threadIdx.x % 32 == 0) {
       barrier_wait(ring.query_empty(), count & 1 ^ 1);
-      barrier_expect(ring.query_full(), kColumns * kRowDim * 2);
+      barrier_expect(ring.query_full(), kHeads * kRowDim * 2);
       tensor_load(query, source.query_map, 0, head0, walk.row(), 0, ring.query_full());
     }
     __syncwarp();
@@ -126,10 +125,10 @@ LATENTD_DEVICE void load_queries(const Ring<kStages>& ring, uint32_t query, cons
 }
 
 // What the producer's warpgroup does.
-template <int kColumns, int kStages>
+template <int kHeads, int kStages>
 LATENTD_DEVICE void produce(const Ring<kStages>& ring, uint32_t query, const Source& source, const Walk& walk,
                             int head0) {
   const int warp = threadIdx.x / 32 - kConsumers / 32;
   if (warp == 0) load_pages(ring, source, walk);
-  if (warp == 1) load_queries<kColumns>(ring, query, source, walk, head0);
+  if (warp == 1) load_queries<kHeads>(ring, query, source, walk, head0);
 }
