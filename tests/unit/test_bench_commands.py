@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from latentd.__main__ import build_parser, main
+from latentd.bench.attention_splits import put_cut
 from latentd.bench.presets import PRESETS, read_config, write_config
 from latentd.bench.shapes import ATTENTION_GRID, CHUNK_GRID
+from latentd.bench.step_start import SPARE_BYTES, plan_pool
 from latentd.commands.bench_arguments import attention_cases, step_contexts
 from latentd.model.config import ModelConfig
-from latentd.options import StartError
+from latentd.options import EngineOptions, StartError
 from latentd_kernels.driver import device_count
+from latentd_kernels.staging import RingLayout, allocate_inputs
 from latentd_kernels.work_plan import CallPlan
 
 
@@ -156,3 +161,42 @@ def test_a_plan_of_another_cut_deals_out_every_split_once(per_split: int) -> Non
     assert {plan.row(row).pages_per_split for row in range(6)} == {per_split}
     shares = [plan.work(cta, 132) for cta in range(132)]
     assert sum(share.num_splits for share in shares) == 6 * splits
+
+
+@pytest.mark.parametrize(
+    ("rows", "context", "free_gib", "pages"),
+    [(1, 1024, 139, 1024), (8, 32768, 139, 4096), (128, 32768, 400, 65536)],
+)
+def test_the_pool_of_a_step_is_what_its_cases_need(
+    rows: int, context: int, free_gib: int, pages: int
+) -> None:
+    options = EngineOptions(Path(), device="cuda", max_ctx=65536, max_slots=rows)
+    options = options.for_device("cuda")
+    needed = max(1024, rows * context // 64)
+    plan = plan_pool(read_config("v2-lite"), options, needed, free_gib << 30)
+    assert plan.kv_pages == pages
+
+
+def test_the_pool_of_a_step_leaves_memory_to_the_comparisons() -> None:
+    options = EngineOptions(Path(), device="cuda", max_ctx=65536, max_slots=128)
+    plan = plan_pool(read_config("v2-lite"), options.for_device("cuda"), 65536, 139 << 30)
+    assert 50_000 < plan.kv_pages < 65536
+    assert plan.total_bytes + SPARE_BYTES < 139 << 30
+
+
+def test_another_cut_is_put_in_place_where_it_fits() -> None:
+    inputs = allocate_inputs(RingLayout(4, 1, 1), 4, 1024, torch.device("cpu"))
+    layers: Any = SimpleNamespace(
+        rows=4,
+        heads=16,
+        ops=SimpleNamespace(inputs=inputs, num_ctas=132),
+        workspace=SimpleNamespace(partial_o=torch.empty(4 * 64, 1, device="meta")),
+    )
+    assert put_cut(layers, 65536, 8)
+    assert inputs.row_plan[:4].tolist() == [
+        [65536, slot, 8, 128, slot * 32, 4, 1023, 0] for slot in range(4)
+    ]
+    assert int(inputs.work[:132, 3].sum()) == 4 * 128
+    assert not put_cut(layers, 65536, 3)  # more than 256 splits a row
+    layers.workspace.partial_o = torch.empty(4 * 32 - 1, 1, device="meta")
+    assert not put_cut(layers, 65536, 8)  # more chains than the workspace holds

@@ -30,7 +30,8 @@ def best_cut(layers: Layers, graph: driver.Graph, context: int) -> tuple[int, fl
         return None
     found = []
     for pages in CUTS:
-        if _put(layers, context, pages):
+        if put_cut(layers, context, pages):
+            torch.cuda.synchronize()
             time_us = timing.replay_us(graph, layers.gpu.stream) / layers.plan.layers
             found.append((time_us, pages))
     layers.set_context(context)
@@ -40,7 +41,7 @@ def best_cut(layers: Layers, graph: driver.Graph, context: int) -> tuple[int, fl
     return pages, time_us
 
 
-def _put(layers: Layers, context: int, pages: int) -> bool:
+def put_cut(layers: Layers, context: int, pages: int) -> bool:
     """Put a list of this cut in place, if a row may have that many splits and the workspace holds
     them."""
     rows, heads, ops = layers.rows, layers.heads, layers.ops
@@ -51,5 +52,4 @@ def _put(layers: Layers, context: int, pages: int) -> bool:
     if call.nodes[-1] > layers.workspace.partial_o.shape[0]:
         return False
     fill_plan(ops.inputs, [context] * rows, list(range(rows)), heads, ops.num_ctas, pages)
-    torch.cuda.synchronize()
     return True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from latentd.bench.report import Report
+    from latentd.memory import MemoryPlan
     from latentd.options import EngineOptions
 
 SPARE_BYTES: Final = 2 << 30
@@ -29,19 +30,27 @@ def start_steps(
     StartError, ManifestError, DeviceFault."""
     options = options.for_device("cuda")
     config = ModelConfig.from_dir(options.model_dir)
-    plan = memory.plan(config, replace(options, kv_pages="auto"), CUDA, free_bytes())
     needed = max(num_pages(options.max_ctx), max(rows) * num_pages(max(contexts)))
-    # The engine plans again, and a pool that no longer fits would end it: hence the spare bytes.
-    pages = min(needed, plan.kv_pages - SPARE_BYTES // plan.page_bytes)
+    plan = plan_pool(config, options, needed, free_bytes())
     report.note(
         f"device memory: weights {_gib(plan.weight_bytes)}, buffers and workspace "
-        f"{_gib(plan.static_bytes + plan.workspace_bytes)}, pool {_gib(pages * plan.page_bytes)} "
-        f"({pages} pages; all cases without sharing: {needed})"
+        f"{_gib(plan.static_bytes + plan.workspace_bytes)}, pool {_gib(plan.slab_bytes)} "
+        f"({plan.kv_pages} pages; all cases without sharing: {needed})"
     )
-    engine = start_engine(replace(options, kv_pages=pages), lambda line: None)
+    engine = start_engine(replace(options, kv_pages=plan.kv_pages), lambda line: None)
     nodes = ", ".join(f"{bucket}: {num}" for bucket, num in engine.startup.graph_nodes.items())
     report.note(f"graphs for max_ctx {options.max_ctx}, nodes by bucket: {nodes}")
     return Steps(engine)
+
+
+def plan_pool(
+    config: ModelConfig, options: EngineOptions, needed: int, free_bytes: int
+) -> MemoryPlan:
+    """The plan of a pool of `needed` pages, or of as many as fit. Raises StartError."""
+    # The engine plans again, and a pool that no longer fits would end it: hence the spare bytes.
+    auto = replace(options, kv_pages="auto")
+    plan = memory.plan(config, auto, CUDA, free_bytes - SPARE_BYTES)
+    return replace(plan, kv_pages=min(needed, plan.kv_pages))
 
 
 def _gib(count: int) -> str:
