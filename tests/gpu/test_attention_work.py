@@ -124,16 +124,15 @@ def test_chains_folded_by_attend_or_by_expand_have_the_same_bits(
     assert torch.equal(result(case), before)
 
 
-@pytest.mark.parametrize("is_shared", [False, True], ids=["a warp a row", "warps a row"])
 @pytest.mark.parametrize("cta_rows", [1, 3, 16])
-@pytest.mark.parametrize("heads", [16, 96])
+@pytest.mark.parametrize(("heads", "parts"), [(16, 1), (16, 4), (16, 8), (96, 1), (96, 8)])
 def test_any_form_of_expand_gives_the_same_bits(
-    heads: int, cta_rows: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+    heads: int, parts: int, cta_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make_case(MIXED, heads, device="cuda")
     before = result(case)
     values, cluster = attention_hopper.expand_form(case.rows, heads, 128)[:2]
-    form = ExpandForm(values, cluster, 4 if is_shared else 1, cta_rows)
+    form = ExpandForm(values, cluster, parts, cta_rows)
     monkeypatch.setattr(attention_hopper, "expand_form", lambda *_: form)
     assert torch.equal(result(case), before)
 
@@ -261,10 +260,14 @@ def test_no_page_of_this_step_is_read_before_its_append(appended: int) -> None:
         for place in places:
             step.slab.view(-1, 576)[place + step.layer * PAGE_SIZE] = 5.0
 
-    stale()
-    assert torch.equal(append_and_attend(step, ops, kv, junk), truth)
-    # The same with a plan that calls every page old: what this test watches for would show.
+    def attempts() -> Iterator[bool]:
+        """Whether the step's result is right, time after time: each is a race of its own."""
+        for _ in range(8):
+            stale()
+            yield torch.equal(append_and_attend(step, ops, kv, junk), truth)
+
+    assert all(attempts())
+    # With a plan that calls every page old, what this test watches for shows.
     inputs.row_plan[:, 6] = 1000
     inputs.work[:, 10] = 1000
-    stale()
-    assert not torch.equal(append_and_attend(step, ops, kv, junk), truth)
+    assert not all(attempts())

@@ -20,19 +20,6 @@ LATENTD_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
 LATENTD_DEVICE void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same for a barrier of any CTA of the cluster (see cluster_address).
-LATENTD_DEVICE void barrier_arrive_cluster(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Whether the phase is over, at once.
-LATENTD_DEVICE bool barrier_test(uint32_t barrier, int parity) {
-  uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done != 0;
-}
 LATENTD_DEVICE void barrier_wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -58,12 +45,6 @@ struct alignas(64) TensorMap {
 
 // ---- Bulk copies. They complete on a barrier whose phase expects their bytes; one thread issues them.
 
-// `bytes` (a multiple of 16) of global memory into shared memory, both on 16 bytes.
-LATENTD_DEVICE void bulk_load(uint32_t dst, const void* src, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-               "l"(src), "r"(bytes), "r"(barrier)
-               : "memory");
-}
 // The box of a tensor map at the given coordinates, innermost first; what lies outside of the tensor reads as zero.
 LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, uint32_t barrier) {
   asm volatile(
@@ -72,26 +53,11 @@ LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int 
       "l"(map), "r"(c0), "r"(c1), "r"(barrier)
       : "memory");
 }
-LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-      "[%5];" ::"r"(dst),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier)
-      : "memory");
-}
 LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(dst),
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
-      : "memory");
-}
-LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
-                                uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
-      "%6}], [%7];" ::"r"(dst),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 // How long the L2 cache should keep what a copy reads.
@@ -133,9 +99,6 @@ LATENTD_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;
 // Barrier `id` (1 to 15; 0 is __syncthreads) among `threads` threads, whole warps.
 LATENTD_DEVICE void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-LATENTD_DEVICE void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // named_sync that tells every thread whether any of them has `value` set.
 LATENTD_DEVICE bool named_sync_or(int id, int threads, bool value) {
@@ -187,11 +150,6 @@ LATENTD_DEVICE void store_matrix4_trans(uint32_t addr, uint32_t a, uint32_t b, u
 }
 LATENTD_DEVICE void store_matrix2_trans(uint32_t addr, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
-}
-LATENTD_DEVICE void store_matrix4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
 }
 
 // 2^x, of full f32 range, two units in the last place.

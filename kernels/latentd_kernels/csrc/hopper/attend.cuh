@@ -21,10 +21,7 @@ constexpr int kLowBoxes = 4;                        // boxes of a page's first p
 constexpr int kNodeRowBytes = kLatentDim * 2 + 16;  // a head of a node on its way out; padded against bank conflicts
 // A later page keeps the split's reference maximum unless a score lies more than 2^this above it: bf16 and f32 have the
 // exponent range, and nothing is lost below.
-#ifndef LATENTD_KEEP_LOG2
-#define LATENTD_KEEP_LOG2 48.0f
-#endif
-constexpr float kKeepLog2 = LATENTD_KEEP_LOG2;
+constexpr float kKeepLog2 = 48.0f;
 
 enum NamedBarrier { kAll = 1, kWarpgroup = 2 };  // kWarpgroup + warpgroup
 

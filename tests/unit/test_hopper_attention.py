@@ -1,0 +1,46 @@
+"""The forms of the sm_90a attention kernels: what may follow the rows, and that a CTA can hold them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from attention_case import LAYOUT, make_case
+from latentd_kernels.attention_hopper import HopperAttention, attend_smem, expand_form
+from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_CALL_ROWS
+from latentd_kernels.attention_workspace import allocate_workspace
+from latentd_kernels.staging import StepRing
+from latentd_kernels.work_plan import head_tile
+
+MAX_SMEM = 232_448  # of a CTA of compute capability 9.0
+ROWS = range(1, MAX_CALL_ROWS + 1)
+
+
+@pytest.mark.parametrize("heads", range(1, 129))
+def test_every_form_of_attend_fits_into_an_sm(heads: int) -> None:
+    tiles = {head_tile(heads, rows) for rows in ROWS}
+    assert tiles <= {16, 32, 48}
+    assert max(map(attend_smem, tiles)) <= MAX_SMEM
+
+
+@pytest.mark.parametrize(("_", "v_dim"), HEAD_WIDTHS)
+@pytest.mark.parametrize("heads", [1, 16, 20, 63, 64, 96, 128])
+def test_what_rounds_in_expand_does_not_follow_the_rows(heads: int, _: int, v_dim: int) -> None:
+    forms = [expand_form(rows, heads, v_dim) for rows in ROWS]
+    assert len({form.values for form in forms}) == 1
+    for rows, form in zip(ROWS, forms, strict=True):
+        assert form.smem <= MAX_SMEM
+        assert v_dim % (form.values * form.cluster) == 0
+        assert 1 <= form.cta_rows <= rows
+
+
+def test_a_call_that_starts_between_the_planned_ones_is_refused() -> None:
+    case = make_case((5,), 4)
+    nothing = cast(Any, None)
+    ops = HopperAttention(nothing, case.inputs, StepRing(LAYOUT, torch.device("cpu")), "f32", 0)
+    workspace = allocate_workspace(1, 64, 4, "f32", torch.device("cpu"))
+    q_abs = torch.zeros(8, 4, 576, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="first_row 3: expected a multiple of 128"):
+        ops.hopper_attend(q_abs, case.slab, 1, workspace, 3, 1, 0.1)
