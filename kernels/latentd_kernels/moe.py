@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from latentd_kernels.ops import RouterParams
 
 MAX_EXPERTS = 384
-"""Most routed experts (csrc/route.cu keeps one row's scores in a warp's registers)."""
+"""Most routed experts (csrc/route.cuh keeps one row's scores in a warp's registers)."""
 MAX_TOP_K = 16
 """Most routed experts a token."""
 MAX_MOE_ROWS = 512

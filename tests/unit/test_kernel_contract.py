@@ -8,7 +8,9 @@ import pytest
 
 from latentd_kernels import geometry
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.experts import FEW_ROWS
 from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
+from latentd_kernels.moe import MAX_EXPERTS, MAX_MOE_ROWS, MAX_TOP_K
 
 WAITING = {  # device functions that call pdl_wait for their kernel
     "norm_row": "elementwise.cu",
@@ -108,6 +110,10 @@ def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
         ("common.cuh", "kLatentDim", geometry.LATENT_DIM),
         ("common.cuh", "kRopeDim", geometry.ROPE_DIM),
         ("splits.cuh", "kMaxSplits", geometry.MAX_SPLITS),
+        ("hopper/moe.cu", "kMaxWidth", FEW_ROWS),
+        ("route.cuh", "kMaxExperts", MAX_EXPERTS),
+        ("route.cu", "kMaxTopK", MAX_TOP_K),
+        ("route.cu", "kMaxMoeRows", MAX_MOE_ROWS),
         ("splits.cuh", "kMaxStepRows", MAX_CALL_ROWS),
     ],
 )
