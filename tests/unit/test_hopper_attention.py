@@ -1,4 +1,4 @@
-"""The forms of the sm_90a attention kernels: what may follow the rows, and that a CTA can hold them."""
+"""The forms of the sm_90a attention kernels: what may follow the rows, and that they fit an SM."""
 
 from __future__ import annotations
 
