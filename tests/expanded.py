@@ -101,12 +101,15 @@ class RecordRoutes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, params: RouterParams, workspace: MoeWorkspace,
+    def norm_route(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, params: RouterParams, workspace: MoeWorkspace,
         rows: int,
     ) -> None:  # fmt: skip
-        """Route as `inner` does and note the ids."""
-        self.inner.route(logits, bias, params, workspace, rows)
+        """Choose as `inner` does and note the ids."""
+        self.inner.norm_route(
+            x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows
+        )
         self.choices.append(workspace.expert_ids[:rows, : params.top_k].cpu().clone())
 
 
@@ -122,11 +125,14 @@ class ForceRoutes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, params: RouterParams, workspace: MoeWorkspace,
+    def norm_route(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, params: RouterParams, workspace: MoeWorkspace,
         rows: int,
     ) -> None:  # fmt: skip
-        """Route among the noted experts alone."""
+        """Norm, and choose among the noted experts alone."""
+        self.inner.norm(x, norm_weight, eps, normed, rows)
+        self.inner.linear(normed, router, logits, rows)
         assert params.scoring == "sigmoid", "a softmax would renormalise over the chosen"
         ids = next(self.choices).long().to(logits.device)
         kept = torch.full_like(logits[:rows], -torch.inf)
