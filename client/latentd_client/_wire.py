@@ -36,8 +36,9 @@ class Wire(Protocol):
     def losses(self) -> int:
         """How often the connection was lost so far."""
 
-    def reconnect(self) -> None:
-        """Make a lost connection again. Raises ConnectionLost when nobody listens."""
+    def reconnect(self, timeout_s: float) -> None:
+        """Make a lost connection again, within `timeout_s`. Raises ConnectionLost when nobody
+        listens."""
 
     def close(self) -> None:
         """Close it; what was not sent is dropped."""
@@ -120,7 +121,7 @@ class ZmqWire:
         """See Wire.losses."""
         return self._losses()
 
-    def reconnect(self) -> None:
+    def reconnect(self, timeout_s: float) -> None:
         """See Wire.reconnect. libzmq does it by itself, and it never says that nobody listens."""
 
     def close(self) -> None:

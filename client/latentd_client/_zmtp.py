@@ -9,8 +9,10 @@ the processors have gone to sleep. This is ZMTP 3.1 with the NULL mechanism and 
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +27,6 @@ MORE, LONG, COMMAND = 1, 2, 4
 """Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
 MAX_FRAME_BYTES: Final = 1 << 30
 CHUNK_BYTES: Final = 1 << 18
-RECONNECT_S: Final = 5.0
 
 
 def frame(body: bytes | memoryview, flags: int = 0) -> bytes:
@@ -131,6 +132,8 @@ class ZmtpWire:
         ready = self._ready
         if ready:
             return ready.popleft()
+        if self._unsent:
+            self._flush()
         if self._socket is None:
             return None
         chunk = self._chunk
@@ -177,21 +180,28 @@ class ZmtpWire:
         del unread[:at]
 
     def _obey(self, body: bytes) -> None:
-        """A heartbeat wants its answer; nothing else concerns a DEALER."""
-        if body[:5] == b"\x04PING" and not self._unsent:
-            self._unsent = memoryview(command(b"PONG", body[7:]))
+        """A heartbeat wants its answer, behind what is still to be sent; nothing else concerns a
+        DEALER."""
+        if body[:5] == b"\x04PING":
+            self._unsent = memoryview(bytes(self._unsent) + command(b"PONG", body[7:]))
             self._flush()
 
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
         if self._ready or self._socket is None:
             return bool(self._ready)
-        wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
-        self._poller.modify(self._socket, wanted)
-        events = self._poller.poll(timeout_ms)
-        if events and events[0][1] & select.POLLOUT:
+        end = time.monotonic() + timeout_ms / 1000
+        while self._socket is not None:
+            wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+            self._poller.modify(self._socket, wanted)
+            left_ms = max(0.0, end - time.monotonic()) * 1000
+            events = self._poller.poll(math.ceil(left_ms))
+            if not events:
+                return False
+            if events[0][1] & ~select.POLLOUT:
+                return True
             self._flush()
-        return bool(events and events[0][1] & ~select.POLLOUT)
+        return False
 
     def losses(self) -> int:
         """See Wire.losses."""
@@ -206,11 +216,11 @@ class ZmtpWire:
                 self._lose()
         return self._losses
 
-    def reconnect(self) -> None:
+    def reconnect(self, timeout_s: float) -> None:
         """See Wire.reconnect."""
         self.losses()
         if self._socket is None:
-            self._connect(RECONNECT_S)
+            self._connect(timeout_s)
 
     def _lose(self) -> None:
         self._losses += 1

@@ -55,9 +55,11 @@ class Client:
         self._known_losses = 0
         self._gone: ConnectionLost | None = None
         self._control: Control | None = None
-        self._link = link = Link(self.endpoint, spin_s, seconds(connect_timeout_s))
+        limit_s, start = seconds(connect_timeout_s), time.monotonic()
+        self._link = link = Link(self.endpoint, spin_s, limit_s)
         try:
-            self.info: DaemonInfo = self._drive(self._calls.hello(connect_timeout_s))
+            left_s = max(0.0, limit_s - (time.monotonic() - start))
+            self.info: DaemonInfo = self._drive(self._calls.hello(left_s))
             self._watch = Watch(
                 link.wire.monitored, self.info.control, self._calls.session, self.info.lease_s
             )
@@ -158,7 +160,7 @@ class Client:
             if self._gone is not None:
                 raise self._gone
             if self._link.wire.losses() != self._known_losses:
-                self._recover()
+                self._recover(min(5.0, limit_s))
             if self._calls.orphans:
                 self._drive(self._calls.close_orphans())
             return self._drive(script)
@@ -178,13 +180,13 @@ class Client:
             finally:
                 self._lock.release()
 
-    def _recover(self) -> None:
+    def _recover(self, limit_s: float) -> None:
         """After a broken connection: go on if the same daemon still knows the session."""
         losses = self._link.wire.losses()
-        self._link.wire.reconnect()
+        self._link.wire.reconnect(limit_s)
         self._link.exchange.abandon_all()
         call = Call("resume", {"session": self._calls.session})
-        self._link.perform(call, min(5.0, self.timeout_s))
+        self._link.perform(call, limit_s)
         self._known_losses = losses
 
     def _note(self, refusal: RequestRejected) -> LatentdError:

@@ -58,7 +58,7 @@ class Control:
 
     def _ask(self, op: str, fields: Header) -> Header:
         with self._lock:
-            self._link.wire.reconnect()
+            self._link.wire.reconnect(self.timeout_s)
             reply = self._link.perform(Call(op, fields), self.timeout_s)
         assert reply is not None
         return {k: v for k, v in reply.header.items() if k not in ("v", "id", "status")}
