@@ -37,14 +37,15 @@ test: lint cubins wheel
 gpu-test: $(SETUP_TEST) native-cubins
 	$(PY) -m pytest -m gpu $(GPU_TESTS)
 
-# Left out are cases whose kernels other cases launch too and whose float64 references take minutes when instrumented.
+# Left out are cases whose kernels other cases launch too and whose float64 references take minutes when instrumented;
+# before_its_append, whose race cannot show where kernels do not overlap; and test_bench, which times.
 # API errors are not reported: a kernel's parameters are counted by asking until the driver refuses.
 gpu-memcheck: $(SETUP_TEST) native-cubins
 	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
 	  $(PY) -m pytest -m gpu $(KERNEL_TESTS) -k "not ($(MEMCHECK_SKIP))"
 
 gpu-bench: $(SETUP_TEST) native-cubins
-	$(PY) -m latentd bench attention
+	$(PY) -m latentd bench attention --parts
 	$(PY) -m latentd bench attention --numerics landed --no-torch
 	$(PY) -m latentd bench attention --chunk
 	$(PY) -m latentd bench linear

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """`losses` counts how often the connection broke."""
+    """`losses` counts how often the connection of a socket of libzmq broke."""
 
     def __init__(
         self, data: zmq.Socket[bytes] | None, control: str, session: str, lease_s: float,

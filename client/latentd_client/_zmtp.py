@@ -9,6 +9,7 @@ the processors have gone to sleep. This is ZMTP 3.1 with the NULL mechanism and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import select
 import socket
@@ -259,6 +260,6 @@ def _read(sock: socket.socket, size: int) -> bytearray:
     while len(data) < size:
         part = sock.recv(size - len(data))
         if not part:
-            raise ConnectionResetError(104, "it closed the connection")
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         data += part
     return data

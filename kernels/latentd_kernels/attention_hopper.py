@@ -1,7 +1,7 @@
 """Launches of the sm_90a attention kernels, f32 mode: csrc/hopper/{absorb,attend,expand}.cu.
 
-A kernel's form and grid follow from the model and the number of rows; neither enters the arithmetic
-of a row.
+What enters the arithmetic of a row (splits, values and cluster of expand) follows from the model
+and the row; the rest of a kernel's form, and its grid, may follow the number of rows.
 """
 
 from __future__ import annotations

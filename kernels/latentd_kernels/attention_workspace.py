@@ -24,8 +24,8 @@ def workspace_items(rows: int, max_ctx: int) -> int:
 def workspace_shape(
     rows: int, max_ctx: int, heads: int, numerics: Numerics, device: torch.device
 ) -> tuple[int, int, int]:
-    """Shape of the partial results on a device: items of the portable kernels, or (f32 mode on
-    sm_90a) nodes of the work list, which are at most a quarter as many."""
+    """Shape of the partial results on a device: nodes of the work list in f32 mode on sm_90a, else
+    items of the portable kernels (landed mode on sm_90a needs a half or a quarter of partial_o)."""
     is_hopper = numerics == "f32" and device.type == "cuda" and has_hopper_kernels(device)
     items = max_nodes(rows, max_ctx, heads) if is_hopper else workspace_items(rows, max_ctx)
     return items, heads, LATENT_DIM

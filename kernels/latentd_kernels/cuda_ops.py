@@ -9,5 +9,5 @@ from latentd_kernels.steps import StepLaunches
 
 
 class CudaOps(AttentionLaunches, MoeLaunches, SamplingLaunches, StepLaunches):
-    """`Ops` over the cubins: every call is one to three launches on the given stream, chained with
-    programmatic dependent launch; nothing is allocated and nothing is read back."""
+    """`Ops` over the cubins: every call is a few launches on the given stream, chained (all but
+    zero_pages) with programmatic dependent launch; nothing is allocated, nothing is read back."""

@@ -157,13 +157,11 @@ def tensor_map(
     dims: Sequence[int],
     strides: Sequence[int],
     box: Sequence[int],
-    swizzle: int = 128,
 ) -> TensorMap:
     """How the copy engine sees a bf16 tensor: `dims` elements, innermost first; `strides` bytes of
-    every dimension but the innermost; `box` elements that one copy moves. `swizzle` 0, 32, 64 or
-    128 bytes. Elements outside arrive as zeros. Raises DriverError for what the format forbids
+    every dimension but the innermost; `box` elements that one copy moves, swizzled by 128
+    bytes. Elements outside arrive as zeros. Raises DriverError for what the format forbids
     (address a multiple of 16 bytes, strides too, at most 256 elements of a box a dimension)."""
-    swizzles = cuda.CUtensorMapSwizzle
     made = check(
         cuda.cuTensorMapEncodeTiled,
         cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -174,7 +172,7 @@ def tensor_map(
         [cuda.cuuint32_t(n) for n in box],
         [cuda.cuuint32_t(1)] * len(dims),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(swizzles, f"CU_TENSOR_MAP_SWIZZLE_{f'{swizzle}B' if swizzle else 'NONE'}"),
+        cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

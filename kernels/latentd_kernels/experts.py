@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from latentd_kernels.dense import require_k, tiled_smem
+from latentd_kernels.launcher import HOPPER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ _SKINNY_ENTRIES: Final = 24  # mean entries an expert from which the tiled produ
 
 def has_wgmma(arch: str, inner: int, hidden: int) -> bool:
     """Whether csrc/hopper/moe.cu takes experts of that size."""
-    return arch == "sm_90a" and inner % _TILE == 0 and hidden % _TILE == 0
+    return arch == HOPPER and inner % _TILE == 0 and hidden % _TILE == 0
 
 
 def launch_gather(

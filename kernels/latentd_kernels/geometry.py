@@ -65,9 +65,9 @@ def pages_per_split(pages: int) -> int:
 
 
 def work_pages_per_split(pages: int, heads: int) -> int:
-    """The same where a CTA serves many heads (the sm_90a kernels): with 64 heads and more, rows of
-    more than 256 pages are cut into splits of at least 8. The device computes the same in
-    `work_plan.cuh`."""
+    """The same for the sm_90a kernels of f32 mode, where a CTA serves many heads: with 64 heads and
+    more, rows of more than 256 pages are cut into splits of at least 8. The device computes the
+    same in `work_plan.cuh`."""
     per_split = pages_per_split(pages)
     return max(8, per_split) if heads >= 64 and pages > 256 else per_split
 

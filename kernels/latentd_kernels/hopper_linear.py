@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import c_int32, c_int64
 from typing import TYPE_CHECKING, Final
 
-from latentd_kernels.launcher import Launcher
+from latentd_kernels.launcher import HOPPER, Launcher
 from latentd_kernels.linear_plan import BLOCK_K, LinearKernel, choose
 
 if TYPE_CHECKING:
@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
     from latentd_kernels.function import Argument
 
-HOPPER: Final = "sm_90a"
-_COPIED_ROWS: Final = {
-    False: 64,
-    True: 32,
-}  # weight rows of a copy, by whether the product is gated
+_COPIED_ROWS: Final = {False: 64, True: 32}  # of weights in a copy, by whether the product is gated
 _VECTOR: Final = 4  # features that a thread stores at once
 
 
@@ -39,7 +35,7 @@ class HopperLinear(Launcher):
         kernel: LinearKernel | None = None,
     ) -> None:
         """`linear` (kind: OutKind in csrc/hopper/linear.cuh) or `gated_linear`; `kernel` replaces
-        the plan's choice, for measurements."""
+        the plan's choice, for tests."""
         weight_rows, k = weight.shape
         features = weight_rows // 2 if gated else weight_rows
         kernel = kernel or choose(weight_rows, k, rows, gated)

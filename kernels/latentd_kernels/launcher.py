@@ -16,8 +16,8 @@ HOPPER: Final = "sm_90a"
 
 
 class Launcher:
-    """Base of the launch groups that `CudaOps` joins. It owns nothing and keeps references so
-    that captured graphs never outlive the buffers they name."""
+    """Base of the launch groups that `CudaOps` joins. It makes tensor maps, and keeps references to
+    all else so that captured graphs never outlive the buffers they name."""
 
     def __init__(
         self, library: Library, inputs: StepInputs, ring: StepRing, numerics: Numerics, stream: int

@@ -16,6 +16,7 @@ from latentd_kernels.experts import (
     launch_portable,
     launch_wgmma,
 )
+from latentd_kernels.launcher import HOPPER
 from latentd_kernels.ops import MoeWorkspace
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ _SCORING: Final = {"softmax": 0, "sigmoid": 1}  # csrc/route.cuh
 _GROUP_SCORE: Final = {"max": 0, "top2": 1}
 _ROUTE_WARPS: Final = 16
 _ONE_CTA_ROWS: Final = 16  # up to here one CTA routes and plans
-_FUSED_EXPERTS: Final = 64  # csrc/hopper/route.cu: most experts, hidden size, its step, rows and
-_FUSED_HIDDEN: Final = 2048  # CTAs of a cluster
+# Limits of csrc/hopper/route.cu, then the rows and the CTAs of a cluster.
+_FUSED_EXPERTS: Final = 64
+_FUSED_HIDDEN: Final = 2048
 _FUSED_STEP: Final = 256
 _CLUSTER_ROWS: Final = 8
 _CLUSTER_CTAS: Final = 4
@@ -83,7 +85,7 @@ class MoeLaunches(DenseLaunches):
         """See `Ops.norm_route`; plans the expert products too, where they need it."""
         experts, hidden = router.shape
         fits = experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
-        if self.library.arch != "sm_90a" or not fits:
+        if self.library.arch != HOPPER or not fits:
             self.norm(x, norm_weight, eps, normed, rows)
             self.linear(normed, router, logits, rows)
             self.route(logits, bias, params, workspace, rows)

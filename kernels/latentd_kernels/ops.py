@@ -31,7 +31,7 @@ class StepInputs:
     top_p: Tensor  # [max_rows] float32, 1 = off
     min_p: Tensor  # [max_rows] float32, 0 = off
     seed: Tensor  # [max_rows] int64, the bits of an unsigned 64-bit seed
-    split_start: Tensor  # [max_rows + 1] int32, exclusive prefix sum of splits over rows
+    split_start: Tensor  # [max_rows + 1] int32, prefix sum of splits, for the portable kernels
     row_plan: Tensor  # [max_rows, 8] int32, private to the backend (work_plan.py)
     work: Tensor  # [attend calls * MAX_CTAS, 12] int32, private to the backend
     block_table: Tensor  # [max_slots, max_pages] int32, -1 unmapped
@@ -52,8 +52,10 @@ class Rope:
 class AttentionWorkspace:
     """Partial results of `attend`, read by `expand`; what an item is, the backend decides.
 
-    Item = split_start[row] + split - first; but in f32 mode on sm_90a items are the nodes of
-    work_plan.py, and maxima exponents of two.
+    Portable kernels and cpu: item = split_start[row] + split - first. f32 mode on sm_90a: the nodes
+    of work_plan.py, maxima exponents of two. landed mode on sm_90a: partial_ml [rows, splits of the
+    longest row, heads, 2] and partial_o [rows, chains of the longest row, heads, 512], laid out in
+    the same memory (attention_landed.py).
     """
 
     partial_o: Tensor  # [items, heads, 512] act in f32 mode, float32 in landed mode

@@ -163,8 +163,8 @@ def fill_plan(
     num_ctas: int,
     per_split: int | None = None,
 ) -> None:
-    """Write row_plan and work of a step as `stage` does, for tests that stage nothing; with
-    `per_split` as it never does, see CallPlan."""
+    """Write row_plan and work of a step as `stage` does, for tests and benchmarks that stage
+    nothing; with `per_split` as it never does, see CallPlan."""
     rows = len(lengths)
     for call in range(num_calls(rows)):
         part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))

@@ -16,8 +16,10 @@ constexpr int kRowDim = kLatentDim + kRopeDim;
 
 // Programmatic dependent launch. Every kernel of the step calls pdl_launch() as its first instruction and every
 // CTA of it, padding and early exits included, calls pdl_wait() before it exits: only then is the completion of
-// kernel k-1 implied by the completion of kernel k. Before pdl_wait() a kernel reads weights only and writes nothing.
-// One exception: moe_gate_up_wgmma launches after its wait, so the kernel behind it may read what was there before it.
+// kernel k-1 implied by the completion of kernel k. Before pdl_wait() a kernel writes nothing and reads only weights,
+// what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find that complete),
+// and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the next after its
+// own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
 LATENTD_DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
