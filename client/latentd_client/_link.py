@@ -19,16 +19,28 @@ SLICE_MS = 100
 RETRY_MS = 2
 """Between two attempts to send."""
 
-_spinner = threading.Lock()
-"""Held by the one thread of this process that polls for its reply; the others sleep."""
+
+class _Spinner:
+    """The one thread of this process that polls for its reply; the others sleep. No lock: an
+    interrupt could leave it held, and two that poll do no harm."""
+
+    thread: int | None = None
+
+    @classmethod
+    def reset(cls) -> None:
+        """Nobody polls (a child does not have its parent's threads)."""
+        cls.thread = None
+
+
+os.register_at_fork(after_in_child=_Spinner.reset)
 
 
 class Link:
     """A connection and the requests in flight on it. One thread at a time."""
 
     def __init__(self, endpoint: str, spin_s: float = 0.0, timeout_s: float = 5.0) -> None:
-        """Connect, within `timeout_s`. A wait polls for `spin_s` around the time that such a call
-        took last. Raises ConnectionLost."""
+        """Connect, within `timeout_s`. A wait polls from `spin_s` before until `spin_s` after the
+        time that the last such call took, and sleeps else. Raises ConnectionLost."""
         self.endpoint = endpoint
         self.exchange = Exchange()
         self._spin_s = spin_s
@@ -62,43 +74,50 @@ class Link:
         if deadline is None:
             deadline = start + timeout_s
         exchange, wire, op = self.exchange, self.wire, pending.call.op
-        if self._spin_s and not pending.replies:
-            usual = min(deadline, start + self._usual_s.get(op, 0.0))
-            message = self._spin(start, usual, deadline)
-            if message is not None:
-                exchange.receive(message)
+        usual = start + self._usual_s.get(op, 0.0)  # when the last reply to such a call came
         while not pending.replies:
-            message = wire.receive()
-            if message is not None:
-                exchange.receive(message)
+            message = wire.receive() or self._spin(usual, deadline)
+            if message is None:
+                left_ms = min(SLICE_MS, self._check(pending, deadline, timeout_s))
+                wire.poll(self._nap_ms(usual, left_ms))
                 continue
-            left_ms = self._check(pending, deadline, timeout_s)
-            wire.poll(min(SLICE_MS, left_ms))
+            exchange.receive(message)
+            if not pending.replies and time.monotonic() >= deadline:
+                raise too_late(pending.call, timeout_s)
         self._usual_s[op] = time.monotonic() - start
         return pending.take()
 
-    def _spin(self, start: float, usual: float, deadline: float) -> list[bytes] | None:
-        """Be awake when the message comes: a processor that has gone to sleep comes back late.
-
-        Polls from `spin_s` before the time at which the last reply to such a call would have come
-        until `spin_s` after it, and sleeps before that, in whole milliseconds and only if a message
-        can end it. sched_yield lets go of the GIL and lets others run."""
-        receive, clock = self.wire.receive, time.monotonic
-        nap_ms = int((usual - start - self._spin_s) * 1000)
-        if (nap_ms > 0 and self.wire.poll(nap_ms)) or not _spinner.acquire(blocking=False):
-            return receive()
+    def _spin(self, usual: float, deadline: float) -> list[bytes] | None:
+        """Poll for a message from `spin_s` before the usual time until `spin_s` after it: a
+        processor that has gone to sleep comes back late. sched_yield lets go of the GIL and lets
+        others run. None before that time, after it, and while another thread polls."""
+        receive, clock, spin_s = self.wire.receive, time.monotonic, self._spin_s
+        until = min(deadline, usual + spin_s)
+        if not usual - spin_s <= clock() < until or not self._may_spin():
+            return None
+        _Spinner.thread = threading.get_ident()
         try:
-            until = min(deadline, usual + self._spin_s)
             while (message := receive()) is None and clock() < until:
                 os.sched_yield()
             return message
         finally:
-            _spinner.release()
+            _Spinner.thread = None
+
+    def _may_spin(self) -> bool:
+        return self._spin_s > 0 and _Spinner.thread in (None, threading.get_ident())
+
+    def _nap_ms(self, usual: float, most_ms: int) -> int:
+        """How long to sleep now: until it is time to poll, in whole milliseconds, if it comes."""
+        now = time.monotonic()
+        if now >= usual + self._spin_s or not self._may_spin():
+            return most_ms
+        return min(most_ms, max(0, int((usual - self._spin_s - now) * 1000)))
 
     def _check(self, pending: Pending, deadline: float, timeout_s: float) -> int:
         """Milliseconds left to wait, rounded up. Raises when the wait is over; not because of a
         loss while there is something to read, so that a last word is not lost with it."""
-        if pending.connection != self.wire.losses() and not self.wire.poll(0):
+        wire = self.wire
+        if (pending.connection != wire.losses() or wire.is_lost) and not wire.poll(0):
             raise lost(self.endpoint)
         left_s = deadline - time.monotonic()
         if left_s <= 0:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from latentd_client import protocol
-from latentd_client._zmtp import ZmtpWire, check_listener
+from latentd_client._handshake import check_listener
+from latentd_client._zmtp import ZmtpWire
 from latentd_client.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class Wire(Protocol):
     @property
     def monitored(self) -> zmq.Socket[bytes] | None:
         """The socket of libzmq, if it is one: somebody has to watch whether it breaks."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone until `reconnect`."""
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """Send a message, or nothing of it: False when it is not connected or its queue is full."""
@@ -75,7 +80,9 @@ def connect(dealer: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 class ZmqWire:
-    """A `Wire` over libzmq."""
+    """A `Wire` over libzmq, which makes a lost connection again by itself."""
+
+    is_lost = False
 
     def __init__(self, endpoint: str) -> None:
         """Connect. Raises ConnectionLost."""
@@ -122,7 +129,7 @@ class ZmqWire:
         return self._losses()
 
     def reconnect(self, timeout_s: float) -> None:
-        """See Wire.reconnect. libzmq does it by itself, and it never says that nobody listens."""
+        """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens."""
 
     def close(self) -> None:
         """See Wire.close."""

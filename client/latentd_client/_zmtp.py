@@ -8,8 +8,6 @@ the processors have gone to sleep. This is ZMTP 3.1 with the NULL mechanism and 
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
 import select
 import socket
@@ -17,37 +15,23 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from latentd_client.errors import ConnectionLost
+from latentd_client._handshake import COMMAND, LONG, MORE, command, frame, handshake
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""Signature, version 3.1, mechanism, not a server, filler: 64 bytes."""
-MORE, LONG, COMMAND = 1, 2, 4
-"""Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
 MAX_FRAME_BYTES: Final = 1 << 30
+MAX_FRAMES: Final = 4096
+"""Of a message; a daemon's have 129 at most. What is beyond a limit ends the connection."""
 CHUNK_BYTES: Final = 1 << 18
 
 
-def frame(body: bytes | memoryview, flags: int = 0) -> bytes:
-    """A frame of the wire."""
-    size = len(body)
-    if size < 256:
-        return bytes((flags, size)) + body
-    return bytes((flags | LONG,)) + size.to_bytes(8, "big") + body
-
-
-def command(name: bytes, data: bytes) -> bytes:
-    """A command frame."""
-    return frame(bytes((len(name),)) + name + data, COMMAND)
-
-
-READY: Final = command(b"READY", b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER")
-
-
 class ZmtpWire:
-    """A `Wire` to an ipc endpoint."""
+    """A `Wire` to an ipc endpoint.
+
+    An interrupt (Ctrl-C) may come between a system call and the note of what it did. `_is_busy`
+    marks that stretch: who finds it set treats the connection as lost, as its bytes may be torn.
+    """
 
     monitored = None
 
@@ -60,43 +44,19 @@ class ZmtpWire:
         self._connect(timeout_s)
 
     def _connect(self, timeout_s: float) -> None:
+        self._is_busy = False
         self._unread = bytearray()
         self._frames: list[bytes] = []
         self._ready: deque[list[bytes]] = deque()
         self._unsent = memoryview(b"")
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(min(timeout_s, 3600.0))
-            sock.connect(self.endpoint.removeprefix("ipc://"))
-            sock.sendall(GREETING)
-            theirs = _read(sock, len(GREETING))
-            if theirs[0] != 0xFF or not theirs[9] & 1 or theirs[10] < 3:
-                raise ConnectionLost(f"{self.endpoint} does not speak ZMTP 3")
-            if theirs[12:32] != GREETING[12:32]:
-                text = bytes(theirs[12:32]).rstrip(b"\0").decode("ascii", "replace")
-                raise ConnectionLost(f"{self.endpoint} asks for the mechanism {text}, not NULL")
-            sock.sendall(READY)
-            self._expect_ready(sock)
-        except TimeoutError:
-            sock.close()
-            text = f"{self.endpoint} did not say hello within {timeout_s:.3g} s"
-            raise ConnectionLost(text) from None
-        except OSError as error:
-            sock.close()
-            raise no_daemon(self.endpoint, error) from None
-        except BaseException:
-            sock.close()
-            raise
-        sock.setblocking(False)
-        self._socket = sock
+        self._socket = handshake(self.endpoint, timeout_s)
         self._poller = select.poll()
-        self._poller.register(sock, select.POLLIN)
+        self._poller.register(self._socket, select.POLLIN)
 
-    def _expect_ready(self, sock: socket.socket) -> None:
-        flags, size = _read(sock, 2)
-        body = _read(sock, size)
-        if flags != COMMAND or body[:6] != b"\x05READY":
-            raise ConnectionLost(f"{self.endpoint} refused the connection: {bytes(body)!r:.80}")
+    @property
+    def is_lost(self) -> bool:
+        """See Wire.is_lost."""
+        return self._socket is None
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """See Wire.send."""
@@ -105,9 +65,11 @@ class ZmtpWire:
         data = frame(frames[-1])
         if len(frames) > 1:
             data = b"".join([*(frame(part, MORE) for part in frames[:-1]), data])
+        self._is_busy = True
         sent = self._write(data)
         if 0 < sent < len(data):
             self._unsent = memoryview(data)[sent:]
+        self._is_busy = False
         return sent > 0
 
     def _write(self, data: bytes | memoryview) -> int:
@@ -123,9 +85,11 @@ class ZmtpWire:
 
     def _flush(self) -> bool:
         """Send on what a full buffer has left over; whether all has gone out."""
+        self._is_busy = True
         sent = self._write(self._unsent)
         if sent > 0:
             self._unsent = self._unsent[sent:]
+        self._is_busy = False
         return sent >= 0 and not self._unsent
 
     def receive(self) -> list[bytes] | None:
@@ -133,10 +97,19 @@ class ZmtpWire:
         ready = self._ready
         if ready:
             return ready.popleft()
-        if self._unsent:
+        if self._unsent and self._socket is not None:
             self._flush()
         if self._socket is None:
             return None
+        self._is_busy = True
+        message = self._read()
+        self._is_busy = False
+        if self._unsent and not self.is_lost:  # a heartbeat's answer
+            self._flush()
+        return message
+
+    def _read(self) -> list[bytes] | None:
+        assert self._socket is not None
         chunk = self._chunk
         try:
             size = self._socket.recv_into(chunk)
@@ -151,7 +124,7 @@ class ZmtpWire:
             return [bytes(chunk[2:size])]  # nearly always
         self._unread += memoryview(chunk)[:size]
         self._parse()
-        return ready.popleft() if ready else None
+        return self._ready.popleft() if self._ready else None
 
     def _parse(self) -> None:
         """Take whole frames out of what was read."""
@@ -164,9 +137,9 @@ class ZmtpWire:
                 if len(unread) < start:
                     break
                 size = int.from_bytes(unread[at + 1 : start], "big")
-                if size > MAX_FRAME_BYTES:
-                    self._lose()
-                    return
+            if size > MAX_FRAME_BYTES or len(self._frames) > MAX_FRAMES:
+                self._lose()
+                return
             if len(unread) - start < size:
                 break
             at = start + size
@@ -181,18 +154,17 @@ class ZmtpWire:
         del unread[:at]
 
     def _obey(self, body: bytes) -> None:
-        """A heartbeat wants its answer, behind what is still to be sent; nothing else concerns a
-        DEALER."""
+        """A heartbeat wants its answer, behind what is still to be sent; an error is the end;
+        nothing else concerns a DEALER."""
         if body[:5] == b"\x04PING":
             self._unsent = memoryview(bytes(self._unsent) + command(b"PONG", body[7:]))
-            self._flush()
+        elif body[:6] == b"\x05ERROR":
+            self._lose()
 
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
-        if self._ready or self._socket is None:
-            return bool(self._ready)
         end = time.monotonic() + timeout_ms / 1000
-        while self._socket is not None:
+        while not self._ready and self._socket is not None:
             wanted = select.POLLIN | (select.POLLOUT if self._unsent else 0)
             self._poller.modify(self._socket, wanted)
             left_ms = max(0.0, end - time.monotonic()) * 1000
@@ -202,11 +174,14 @@ class ZmtpWire:
             if events[0][1] & ~select.POLLOUT:
                 return True
             self._flush()
-        return False
+        return bool(self._ready)
 
     def losses(self) -> int:
         """See Wire.losses."""
-        if self._socket is not None and not self._ready:
+        if self._is_busy:
+            self._ready.clear()
+            self._lose()
+        elif self._socket is not None and not self._ready:
             try:
                 is_open = bool(self._socket.recv(1, socket.MSG_PEEK))
             except BlockingIOError:
@@ -229,37 +204,7 @@ class ZmtpWire:
 
     def close(self) -> None:
         """Close the connection."""
+        self._is_busy = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def no_daemon(endpoint: str, error: OSError) -> ConnectionLost:
-    """The error for an ipc path at which nobody listens."""
-    reason = error.strerror or str(error)
-    return ConnectionLost(f"no daemon listens at {endpoint}: {reason}; is it running?")
-
-
-def check_listener(endpoint: str) -> None:
-    """Raise ConnectionLost unless somebody listens on an ipc path. libzmq would not tell: it
-    connects to a dead path and sends into the void. Other transports are not looked at."""
-    path = endpoint.removeprefix("ipc://")
-    if path == endpoint:
-        return
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except OSError as error:
-            raise no_daemon(endpoint, error) from None
-
-
-def _read(sock: socket.socket, size: int) -> bytearray:
-    """Exactly `size` bytes. Raises OSError."""
-    data = bytearray()
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-        data += part
-    return data

@@ -13,8 +13,8 @@ import zmq
 from latentd_client import _link, _wire, protocol
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
+from latentd_client._handshake import check_listener
 from latentd_client._watch import Watch
-from latentd_client._zmtp import check_listener
 from latentd_client.aio_slot import AsyncSlot
 from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client import protocol
 from latentd_client._calls import Calls
-from latentd_client._exchange import Call, Pending, seconds
+from latentd_client._exchange import MAX_TIMEOUT_S, Call, Pending, seconds
 from latentd_client._link import Link
+from latentd_client._turns import Turns
 from latentd_client._watch import Watch
 from latentd_client._wire import ZmqWire
 from latentd_client.control import Control
@@ -51,12 +52,13 @@ class Client:
         self._calls = Calls(timeout_s)
         self.timeout_s = self._calls.timeout_s
         self.is_closed = False
-        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._pid = os.getpid()
         self._known_losses = 0
         self._gone: ConnectionLost | None = None
         self._control: Control | None = None
-        limit_s, start = seconds(connect_timeout_s), time.monotonic()
-        self._link = link = Link(self.endpoint, spin_s, limit_s)
+        limit_s, start = seconds(connect_timeout_s, "connect_timeout_s"), time.monotonic()
+        self._link = link = Link(self.endpoint, seconds(spin_s, "spin_s"), limit_s)
         try:
             left_s = max(0.0, limit_s - (time.monotonic() - start))
             self.info: DaemonInfo = self._drive(self._calls.hello(left_s))
@@ -117,19 +119,24 @@ class Client:
 
     def close(self) -> None:
         """Give all slots back, end the session and the connection; a second time does nothing."""
-        with self._lock:
-            if self.is_closed:
-                return
-            self.is_closed = True
-            try:
-                if self._gone is None and self._link.wire.losses() == self._known_losses:
-                    self._drive(self._calls.end_session(1.0))
-            except LatentdError:
-                pass  # the lease will end it
-            self._watch.stop()
-            self._link.close()
-            if self._control is not None:
-                self._control.close()
+        if self._pid != os.getpid():
+            self.is_closed = True  # the parent goes on with the session and the connection
+            return
+        self._turns.run(MAX_TIMEOUT_S, self._close)
+
+    def _close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            if self._gone is None and self._link.wire.losses() == self._known_losses:
+                self._drive(self._calls.end_session(1.0))
+        except LatentdError:
+            pass  # the lease will end it
+        self._watch.stop()
+        self._link.close()
+        if self._control is not None:
+            self._control.close()
 
     def __enter__(self) -> Client:
         return self
@@ -141,44 +148,49 @@ class Client:
         self.close()
 
     def _get_control(self) -> Control:
-        with self._lock:
+        def get() -> Control:
             if self._control is None:
                 self._control = Control(self.info.control)
             return self._control
 
+        return self._turns.run(self.timeout_s, get)
+
     def _run(self, script: Script[T], timeout_s: float | None) -> T:
         """Drive a script, when its turn has come."""
         limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
-        lock = self._lock
-        if not lock.acquire(False) and not lock.acquire(timeout=limit_s):
-            raise DeadlineExceeded(
-                f"another thread's call took all of {limit_s:.3g} s; this one was not sent"
-            )
-        try:
-            if self.is_closed:
-                raise ConnectionLost("the client is closed")
-            if self._gone is not None:
-                raise self._gone
-            if self._link.wire.losses() != self._known_losses:
-                self._recover(min(5.0, limit_s))
-            if self._calls.orphans:
-                self._drive(self._calls.close_orphans())
-            return self._drive(script)
-        except RequestRejected as refusal:
-            raise self._note(refusal) from None
-        finally:
-            lock.release()
+        if self._pid != os.getpid():
+            raise ConnectionLost("this client is of the parent process; make one after a fork")
+
+        def drive() -> T:
+            try:
+                self._make_ready(limit_s)
+                return self._drive(script)
+            except RequestRejected as refusal:
+                raise self._note(refusal) from None
+
+        return self._turns.run(limit_s, drive)
 
     def _run_now(self, script: Script[None]) -> None:
         """Drive a script that waits for nothing, if nobody else is at it and all is well."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self.is_closed and self._link.wire.losses() == self._known_losses:
+
+        def drive() -> None:
+            if not self.is_closed and self._link.wire.losses() == self._known_losses:
+                with contextlib.suppress(LatentdError):  # it is a courtesy
                     self._drive(script)
-            except LatentdError:
-                pass  # it was a courtesy
-            finally:
-                self._lock.release()
+
+        if self._pid == os.getpid():
+            self._turns.run_if_free(drive)
+
+    def _make_ready(self, limit_s: float) -> None:
+        """Before a call: refuse what cannot be, mend the connection, close what nobody wants."""
+        if self.is_closed:
+            raise ConnectionLost("the client is closed")
+        if self._gone is not None:
+            raise self._gone
+        if self._link.wire.losses() != self._known_losses:
+            self._recover(min(5.0, limit_s))
+        if self._calls.orphans:
+            self._drive(self._calls.close_orphans())
 
     def _recover(self, limit_s: float) -> None:
         """After a broken connection: go on if the same daemon still knows the session."""

@@ -35,7 +35,7 @@ class Listener:
         self._context = zmq.Context()
         self.router = self._make_router()
         self.control_router = self._make_router()
-        self.pulse = Pulse(self._context)
+        self.pulse: Pulse | None = None
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._bindings: list[Binding] = []
@@ -43,6 +43,8 @@ class Listener:
             self._bindings.append(Binding(self.router, options.endpoint))
             control = options.control_endpoint or protocol.control_endpoint(self.endpoint)
             self._bindings.append(Binding(self.control_router, control))
+            if options.spin_us:
+                self.pulse = Pulse(self._context)
         except BaseException:
             self.release()
             self.close(0)
@@ -132,7 +134,8 @@ class Listener:
         """Close everything; what was sent has `linger_ms` to leave."""
         self.router.close(linger_ms)
         self.control_router.close(linger_ms)
-        self.pulse.close()
+        if self.pulse is not None:
+            self.pulse.close()
         self._context.term()
         self._waker.close()
         self._wakee.close()

@@ -8,11 +8,15 @@ that long by itself.
 
 from __future__ import annotations
 
+import logging
+import math
 import tempfile
 import time
 from typing import Final
 
 import zmq
+
+log = logging.getLogger(__name__)
 
 EVERY_S: Final = 50e-6
 EVENTS, POLLIN, POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -20,8 +24,8 @@ NOBLOCK: Final = int(zmq.NOBLOCK)
 
 
 class Pulse:
-    """A message to oneself through libzmq's thread, now and then. It belongs to the engine thread
-    once made."""
+    """A message to oneself through libzmq's thread, now and then, or nothing where there is no
+    temporary folder for it. It belongs to the engine thread once made."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Make the way round: two sockets over a path that is gone once they are connected."""
@@ -29,11 +33,15 @@ class Pulse:
         self._due = 0.0
         for end in (self._near, self._far):
             end.setsockopt(zmq.LINGER, 0)
-        with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
-            self._far.bind(f"ipc://{folder}/pulse")
-            self._near.connect(f"ipc://{folder}/pulse")
-            self._near.send(b"")
-            self._far.recv()
+        try:
+            with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
+                self._far.bind(f"ipc://{folder}/pulse")
+                self._near.connect(f"ipc://{folder}/pulse")
+                self._near.send(b"")
+                self._far.recv()
+        except (OSError, zmq.ZMQError) as error:  # no such folder, or its path is too long
+            log.info("libzmq's thread is not kept awake: %s", error)
+            self._due = math.inf
 
     def beat(self) -> None:
         """Wake the thread, unless that was done a moment ago."""

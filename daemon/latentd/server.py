@@ -110,7 +110,7 @@ class Server:
         """Serve until stopped. Raises DeviceFault after every waiting client was told."""
         listener, engine, work = self._listener, self._engine, self._work
         assert listener is not None
-        if self._options.spin_us:
+        if listener.pulse is not None:
             engine.on_long_wait(listener.pulse.beat)
         try:
             while True:
@@ -243,11 +243,22 @@ class Server:
         if self._control is not None:
             self._control.publish(housekeeping.stats(self._work))
 
+    def _say_last_words(self, listener: Listener) -> None:
+        """Tell those who still ask why they are refused: a client in the middle of its steps asks
+        again at once."""
+        until = time.monotonic() + LAST_WORDS_S
+        self._work.is_draining = True
+        while time.monotonic() < until:
+            with contextlib.suppress(LatentdError, DeviceFault, zmq.ZMQError):
+                self._take(listener)
+            listener.wait(until)
+
     def _close(self, listener: Listener) -> None:
         """Let the last replies leave, then take everything down."""
         listener.release()
+        self._engine.on_long_wait(lambda: None)
         if len(self._work.sessions):
-            time.sleep(LAST_WORDS_S)
+            self._say_last_words(listener)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

@@ -63,3 +63,24 @@ def test_a_daemon_that_may_poll_beats_while_it_waits(
         opened = peer.hello().open()
         assert peer.ask("step", **seat(opened))["status"] == "ok"
     assert bool(seen) == beats
+
+
+def test_a_daemon_serves_without_a_pulse_where_there_is_no_folder_for_it(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long" * 30)  # no socket's path fits in it
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with serving(endpoint, spin_us=200), Peer(endpoint) as peer:
+        assert peer.hello().open()["status"] == "ok"
+    with zmq.Context() as context:
+        beating = Pulse(context)
+        beating.beat()
+        beating.close()
+
+
+def test_an_engine_outlives_its_server(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine, spin_us=200):
+        pass
+    engine.fake.on_long_wait()

@@ -390,3 +390,28 @@ def test_the_server_ticks_while_idle(endpoint: str) -> None:
     server.abort()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_clients_in_the_middle_of_their_steps_are_told_that_the_daemon_drains(
+    endpoint: str,
+) -> None:
+    codes: list[str] = []
+
+    def decode() -> None:
+        with Client(endpoint) as client:
+            slot = client.open([1, 2, 3])
+            try:
+                while True:
+                    slot.step(token=5)
+            except (RequestRejected, ConnectionLost) as error:
+                codes.append(error.code)
+
+    with serving(endpoint) as running:
+        threads = [threading.Thread(target=decode) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: running.engine.counters.tokens > 100)
+        running.stop(5.0)
+        for thread in threads:
+            thread.join()
+    assert codes == ["draining"] * 5

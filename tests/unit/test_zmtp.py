@@ -14,10 +14,11 @@ import zmq
 
 from latentd_client import Client, protocol
 from latentd_client._exchange import Call
+from latentd_client._handshake import GREETING, MORE, READY, command, frame
 from latentd_client._link import Link
 from latentd_client._wire import Wire, ZmqWire, open_wire
-from latentd_client._zmtp import GREETING, READY, ZmtpWire, command, frame
-from latentd_client.errors import ConnectionLost
+from latentd_client._zmtp import ZmtpWire
+from latentd_client.errors import ConnectionLost, DeadlineExceeded
 from serving import serving
 
 MESSAGES = [
@@ -258,3 +259,124 @@ def test_other_transports_go_through_libzmq() -> None:
         assert len(list(slot.stream(3))) == 3
     with pytest.raises(ConnectionLost, match="port"):
         open_wire("tcp://127.0.0.1:99999", 1.0)
+
+
+def test_a_call_on_a_connection_that_was_lost_unseen_is_told_at_once(path: Path) -> None:
+    hand = ByHand(path)
+    link = Link(f"ipc://{path}", 0.0005)
+    hand.connected()
+    hand.close()
+    link.wire.losses()  # somebody has looked: the call finds no change
+    start = time.monotonic()
+    with pytest.raises(ConnectionLost, match="broke"):
+        link.perform(Call("step", {}), 10.0)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("method", ["recv_into", "send"])
+def test_an_interrupt_in_the_middle_of_a_transfer_gives_the_connection_up(
+    path: Path, method: str
+) -> None:
+    """The bytes are out of the kernel, or in it, and nobody has noted how many."""
+    hand = ByHand(path)
+    wire = wire_to(path)
+    peer = hand.connected()
+    whole = wire._socket
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            return getattr(whole, name)
+
+        def recv_into(self, buffer: bytearray) -> int:
+            assert whole is not None
+            whole.recv_into(buffer)
+            raise KeyboardInterrupt
+
+        def send(self, data: bytes) -> int:
+            assert whole is not None
+            whole.send(data[:3])
+            raise KeyboardInterrupt
+
+    wire._socket = Interrupted()  # type: ignore[assignment]
+    peer.sendall(frame(b"torn"))
+    with pytest.raises(KeyboardInterrupt):
+        wire.receive() if method == "recv_into" else wire.send([b"message"])
+    assert wire.losses() == 1
+    assert wire.is_lost
+    assert wire.receive() is None
+    hand.close()
+
+
+def test_a_handshake_that_drips_ends_in_time(path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def drip() -> None:
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            for byte in GREETING:
+                peer.sendall(bytes((byte,)))
+                time.sleep(0.1)
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    start = time.monotonic()
+    with pytest.raises(ConnectionLost, match=r"did not say hello within 0\.4 s"):
+        ZmtpWire(f"ipc://{path}", 0.4)
+    assert time.monotonic() - start < 2
+    dripping.join()
+    listener.close()
+
+
+def test_a_full_queue_of_connections_is_tried_again(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting = []
+        for _ in range(3):  # one more than fit
+            sock = socket.socket(socket.AF_UNIX)
+            sock.setblocking(False)
+            waiting.append(sock)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(str(path))
+        with pytest.raises(ConnectionLost, match="did not say hello"):
+            ZmtpWire(f"ipc://{path}", 0.3)
+        for sock in waiting:
+            sock.close()
+
+
+def test_a_flood_of_foreign_replies_does_not_stretch_a_call(path: Path) -> None:
+    hand = ByHand(path)
+    link = Link(f"ipc://{path}", 0.0005)
+    peer = hand.connected()
+    ends = threading.Event()
+    junk = frame(bytes(protocol.encode({"v": 1, "id": 999, "status": "ok"})[0])) * 100
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            while not ends.is_set():
+                peer.sendall(junk)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        link.perform(Call("step", {}), 0.3)
+    assert time.monotonic() - start < 3
+    ends.set()
+    link.close()
+    flooding.join()
+    hand.close()
+
+
+def test_a_message_without_an_end_is_the_end(path: Path) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    peer = hand.connected()
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            peer.sendall(frame(b"", MORE) * 100)
+            wire.receive()
+    assert wire.is_lost
+    hand.close()

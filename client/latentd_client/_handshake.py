@@ -1,0 +1,121 @@
+"""Frames of ZMTP 3.1, and the handshake that opens an ipc connection (`_zmtp` says why)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from typing import Final
+
+from latentd_client.errors import ConnectionLost
+
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+"""Signature, version 3.1, mechanism, not a server, filler: 64 bytes."""
+MORE, LONG, COMMAND = 1, 2, 4
+"""Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
+RETRY_S: Final = 0.01
+"""Between two attempts to connect to a listener whose queue of connections is full."""
+
+
+def frame(body: bytes | memoryview, flags: int = 0) -> bytes:
+    """A frame of the wire."""
+    size = len(body)
+    if size < 256:
+        return bytes((flags, size)) + body
+    return bytes((flags | LONG,)) + size.to_bytes(8, "big") + body
+
+
+def command(name: bytes, data: bytes) -> bytes:
+    """A command frame."""
+    return frame(bytes((len(name),)) + name + data, COMMAND)
+
+
+READY: Final = command(b"READY", b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER")
+
+
+def handshake(endpoint: str, timeout_s: float) -> socket.socket:
+    """A connected socket, greetings exchanged, not blocking; all within `timeout_s`. Raises
+    ConnectionLost."""
+    deadline = time.monotonic() + timeout_s
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _connect(sock, endpoint, deadline)
+        _limit(sock, deadline)
+        sock.sendall(GREETING)
+        theirs = _read(sock, len(GREETING), deadline)
+        if theirs[0] != 0xFF or not theirs[9] & 1 or theirs[10] < 3:
+            raise ConnectionLost(f"{endpoint} does not speak ZMTP 3")
+        if theirs[12:32] != GREETING[12:32]:
+            text = bytes(theirs[12:32]).rstrip(b"\0").decode("ascii", "replace")
+            raise ConnectionLost(f"{endpoint} asks for the mechanism {text}, not NULL")
+        _limit(sock, deadline)
+        sock.sendall(READY)
+        flags, size = _read(sock, 2, deadline)
+        body = _read(sock, size, deadline)
+        if flags != COMMAND or body[:6] != b"\x05READY":
+            raise ConnectionLost(f"{endpoint} refused the connection: {bytes(body)!r:.80}")
+        sock.setblocking(False)
+    except TimeoutError:
+        sock.close()
+        raise ConnectionLost(f"{endpoint} did not say hello within {timeout_s:.3g} s") from None
+    except (OSError, ValueError) as error:  # a path that cannot be one is a ValueError
+        sock.close()
+        raise no_daemon(endpoint, error) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(sock: socket.socket, endpoint: str, deadline: float) -> None:
+    """Connect; a full queue of connections (EAGAIN, at once) is tried again until the deadline."""
+    while True:
+        _limit(sock, deadline)
+        try:
+            sock.connect(endpoint.removeprefix("ipc://"))
+            return
+        except BlockingIOError:
+            time.sleep(RETRY_S)
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    """Let the next call take what is left of the time. Raises TimeoutError when nothing is."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    sock.settimeout(min(left_s, 3600.0))
+
+
+def _read(sock: socket.socket, size: int, deadline: float) -> bytearray:
+    """Exactly `size` bytes. Raises OSError."""
+    data = bytearray()
+    while len(data) < size:
+        _limit(sock, deadline)
+        part = sock.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        data += part
+    return data
+
+
+def no_daemon(endpoint: str, error: OSError | ValueError) -> ConnectionLost:
+    """The error for an ipc path at which nobody listens."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return ConnectionLost(f"no daemon listens at {endpoint!s}: {reason}; is it running?")
+
+
+def check_listener(endpoint: str) -> None:
+    """Raise ConnectionLost unless somebody listens on an ipc path. libzmq would not tell: it
+    connects to a dead path and sends into the void. Other transports are not looked at."""
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # it listens, its queue of connections is full
+            return
+        except (OSError, ValueError) as error:
+            raise no_daemon(endpoint, error) from None

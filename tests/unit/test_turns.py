@@ -1,0 +1,81 @@
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from latentd_client import Client, ConnectionLost, DeadlineExceeded
+from latentd_client._turns import Turns
+from serving import serving
+
+
+def test_a_turn_is_waited_for_and_given_back() -> None:
+    turns, order = Turns(), list[int]()
+    thread = threading.Thread(target=lambda: turns.run(10.0, lambda: order.append(2)))
+
+    def first() -> None:
+        thread.start()
+        time.sleep(0.05)
+        turns.run_if_free(lambda: order.append(0))
+        order.append(1)
+
+    turns.run(1.0, first)
+    thread.join()
+    assert order == [1, 2]
+    turns.run_if_free(lambda: order.append(3))
+    assert order == [1, 2, 3]
+
+
+def test_a_turn_that_does_not_come_in_time_is_refused() -> None:
+    turns = Turns()
+
+    def second() -> None:
+        with pytest.raises(DeadlineExceeded, match="another thread's call"):
+            turns.run(0.05, lambda: None)
+
+    turns.run(1.0, second)
+    turns.run(1.0, lambda: None)
+
+
+def test_an_interrupt_never_leaves_a_client_unusable(endpoint: str) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    draw = random.Random(1)
+    try:
+        with serving(endpoint), Client(endpoint, timeout_s=5.0) as client:
+            slot = client.open([1, 2, 3])
+            for _ in range(300):
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
+                    while True:
+                        slot.step(token=7)
+                        if slot.context_len > 3000:
+                            slot.truncate(3)
+                assert not client._turns._lock.locked()
+                client.ping()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_does_not_use_or_end_its_parents_session(endpoint: str) -> None:
+    with serving(endpoint), Client(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                slot.step()
+            except ConnectionLost:
+                client.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert slot.step().context_len == 4
