@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from latentd_client.errors import ProtocolError, RequestRejected
+from latentd_client.errors import ConnectionLost, ProtocolError, RequestRejected
 from latentd_client.results import Step
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class StreamReader:
         self.end: str | None = None
         self.context_len = 0
         self._consumed = 0
+        self._next_pos: int | None = None  # of the first token of the next frame
 
     @property
     def pending(self) -> Pending:
@@ -58,15 +59,23 @@ class StreamReader:
             raise RequestRejected("epoch_gone", "the stream ended: its slot was closed")
 
     def take(self, reply: Reply) -> None:
-        """Take one frame over. Raises ProtocolError when it lacks a field."""
+        """Take one frame over. Raises ProtocolError when it lacks a field, ConnectionLost when one
+        before it never came here."""
         header = reply.header
         try:
             pos, replayed = header["pos"], bool(header.get("replayed"))
             pairs = zip(header["tokens"], header["logprobs"], strict=True)
-            self.ready.extend(
+            steps = [
                 Step(token, pos + i, logprob, None, replayed)
                 for i, (token, logprob) in enumerate(pairs)
-            )
+            ]
+            if self._next_pos not in (None, pos):
+                raise ConnectionLost(
+                    f"the stream goes on at length {pos} after {self._next_pos}: a frame was lost "
+                    "to an interrupt; the slot goes on from the last token that was handed out"
+                )
+            self._next_pos = pos + len(steps)
+            self.ready.extend(steps)
             self.context_len = header["context_len"]
             if not header.get("more"):
                 self.end = header["end"]
