@@ -55,7 +55,7 @@ class Link:
         deadline = time.monotonic() + timeout_s
         pending, frames = self.exchange.start(call)
         wire = self.wire
-        pending.connection = wire.losses()
+        pending.connection = wire.known_losses
         try:
             while not wire.send(frames):  # not connected (yet, or any more), or its queue is full
                 if not call.expect:  # a courtesy: who made the call waits for nothing

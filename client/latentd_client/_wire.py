@@ -38,8 +38,12 @@ class Wire(Protocol):
     def poll(self, timeout_ms: int) -> bool:
         """Sleep until there may be a message, at most so long; whether there may be one."""
 
+    @property
+    def known_losses(self) -> int:
+        """How often the connection was lost, as far as is known without looking."""
+
     def losses(self) -> int:
-        """How often the connection was lost so far."""
+        """Look whether it is lost; how often it was so far."""
 
     def reconnect(self, timeout_s: float) -> None:
         """Make a lost connection again, within `timeout_s`. Raises ConnectionLost when nobody
@@ -123,6 +127,11 @@ class ZmqWire:
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
         return bool(self.monitored.poll(timeout_ms))
+
+    @property
+    def known_losses(self) -> int:
+        """See Wire.known_losses."""
+        return self._losses()
 
     def losses(self) -> int:
         """See Wire.losses."""

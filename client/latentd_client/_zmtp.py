@@ -39,7 +39,7 @@ class ZmtpWire:
         """Connect and shake hands. Raises ConnectionLost."""
         self.endpoint = endpoint
         self._socket: socket.socket | None = None
-        self._losses = 0
+        self.known_losses = 0
         self._chunk = bytearray(CHUNK_BYTES)
         self._connect(timeout_s)
 
@@ -60,6 +60,7 @@ class ZmtpWire:
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """See Wire.send."""
+        self._check_torn()
         if self._socket is None or (self._unsent and not self._flush()):
             return False
         data = frame(frames[-1])
@@ -94,6 +95,7 @@ class ZmtpWire:
 
     def receive(self) -> list[bytes] | None:
         """See Wire.receive."""
+        self._check_torn()
         ready = self._ready
         if ready:
             return ready.popleft()
@@ -178,10 +180,8 @@ class ZmtpWire:
 
     def losses(self) -> int:
         """See Wire.losses."""
-        if self._is_busy:
-            self._ready.clear()
-            self._lose()
-        elif self._socket is not None and not self._ready:
+        self._check_torn()
+        if self._socket is not None and not self._ready:
             try:
                 is_open = bool(self._socket.recv(1, socket.MSG_PEEK))
             except BlockingIOError:
@@ -190,7 +190,7 @@ class ZmtpWire:
                 is_open = False
             if not is_open:
                 self._lose()
-        return self._losses
+        return self.known_losses
 
     def reconnect(self, timeout_s: float) -> None:
         """See Wire.reconnect."""
@@ -198,8 +198,13 @@ class ZmtpWire:
         if self._socket is None:
             self._connect(timeout_s)
 
+    def _check_torn(self) -> None:
+        if self._is_busy:
+            self._ready.clear()
+            self._lose()
+
     def _lose(self) -> None:
-        self._losses += 1
+        self.known_losses += 1
         self.close()
 
     def close(self) -> None:

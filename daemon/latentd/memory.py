@@ -15,7 +15,7 @@ import torch
 from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS
 from latentd.model.weights import weight_bytes
-from latentd.options import MAX_SLOTS, StartError
+from latentd.options import MAX_PREFILL_CHUNK, MAX_SLOTS, StartError
 from latentd_kernels.attention_workspace import workspace_bytes
 from latentd_kernels.geometry import MAX_CTX, PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, allocate_inputs
@@ -28,8 +28,6 @@ GRAPH_BYTES_EACH: Final = 16 << 20
 """Guess of a captured step's device memory, until a trial capture has measured it."""
 RESERVE: Final = 0.02
 """Share of the device's free memory that `auto` leaves alone (fragmentation, other processes)."""
-MAX_PREFILL_ROWS: Final = 512
-"""Most rows of one launch of the expert kernels."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def check_limits(config: ModelConfig, options: EngineOptions) -> None:
     for name, value, high in (
         ("max_ctx", options.max_ctx, limit),
         ("max_slots", options.max_slots, MAX_SLOTS),
-        ("prefill_chunk", options.prefill_chunk, MAX_PREFILL_ROWS),
+        ("prefill_chunk", options.prefill_chunk, MAX_PREFILL_CHUNK),
     ):
         if not 1 <= value <= high:
             why = " (max_position_embeddings)" if name == "max_ctx" and limit < MAX_CTX else ""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 BUCKETS: Final = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Row counts that decode steps are captured for."""
 MAX_SLOTS: Final = BUCKETS[-1]
+MAX_PREFILL_CHUNK: Final = 512
+"""Most prompt rows of one launch: what the expert kernels take."""
 PREFILL_CHUNKS: Final = {"cuda": 512, "cpu": 32}
 """Prompt rows between two steps, by device, where nobody says: other slots and the data socket wait
 for them."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from ctypes import c_float, c_int32, c_int64
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from latentd_kernels.attention_maps import PAGE_PARTS, page_map
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.launcher import Launcher
+from latentd_kernels.tensor_maps import BOX_K
 from latentd_kernels.work_plan import head_tile
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from latentd_kernels.driver import TensorMap
     from latentd_kernels.function import Argument
     from latentd_kernels.ops import AttentionWorkspace
-
-_BOX: Final = 64  # columns of a tensor copy: 128 bytes, one row of the swizzle
-_LOW_BOXES: Final = 4  # of the first part of a page (csrc/hopper/attend.cuh)
 
 
 def attend_smem(tile: int) -> int:
@@ -105,7 +104,7 @@ class HopperAttention(Launcher):
         inputs, heads = self.inputs, q_abs.shape[1]
         tile, num_ctas = head_tile(heads, rows), self.num_ctas
         args: list[Argument] = [self._query_map(q_abs, first_row, rows, tile)]
-        args += [self._page_map(slab, layer, boxes) for boxes in (_LOW_BOXES, 9 - _LOW_BOXES)]
+        args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
         args += [inputs.block_table, inputs.row_plan[first_row:]]
         args += [inputs.work[first_row // MAX_CALL_ROWS * num_ctas :]]
         args += [workspace.partial_o, workspace.partial_ml]
@@ -131,22 +130,13 @@ class HopperAttention(Launcher):
 
     def _query_map(self, q_abs: Tensor, first_row: int, rows: int, tile: int) -> TensorMap:
         """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model
-        does not have arrive as zeros."""
+        does not have arrive as zeros. Landed kernels want the order of `attention_maps.query_map`.
+        """
         heads = q_abs.shape[1]
         address = q_abs.data_ptr() + first_row * heads * ROW_DIM * 2
         return self.tensor_maps.of_bytes(
             address,
-            (_BOX, heads, ROW_DIM // _BOX, rows),
-            (ROW_DIM * 2, _BOX * 2, heads * ROW_DIM * 2),
-            (_BOX, tile, ROW_DIM // _BOX, 1),
-        )
-
-    def _page_map(self, slab: Tensor, layer: int, boxes: int) -> TensorMap:
-        """A layer's slice of the slab as [pages][9][64 tokens][64]; page -1 arrives as zeros."""
-        pages, layers = slab.shape[:2]
-        return self.tensor_maps.of_bytes(
-            slab.data_ptr() + layer * PAGE_SIZE * ROW_DIM * 2,
-            (_BOX, PAGE_SIZE, ROW_DIM // _BOX, pages),
-            (ROW_DIM * 2, _BOX * 2, layers * PAGE_SIZE * ROW_DIM * 2),
-            (_BOX, PAGE_SIZE, boxes, 1),
+            (BOX_K, heads, ROW_DIM // BOX_K, rows),
+            (ROW_DIM * 2, BOX_K * 2, heads * ROW_DIM * 2),
+            (BOX_K, tile, ROW_DIM // BOX_K, 1),
         )

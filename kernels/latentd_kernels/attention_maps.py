@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latentd_kernels.tensor_maps import TensorMaps
 
 PAGE_PARTS: Final = (4, 5)
-"""Boxes of 64 columns in the two parts in which a page is copied (csrc/hopper/ring.cuh)."""
+"""Boxes of 64 columns in the two parts in which a page is copied (attend.cuh, ring.cuh)."""
 _BOXES: Final = ROW_DIM // BOX_K
 _ROW_BYTES: Final = ROW_DIM * 2
 

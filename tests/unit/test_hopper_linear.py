@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,20 +9,7 @@ import torch
 
 from latentd_kernels import driver
 from latentd_kernels.dense import DenseLaunches
-
-
-class Recorder:
-    """A library that keeps what it is asked to launch."""
-
-    def __init__(self, arch: str) -> None:
-        self.arch = arch
-        self.sm_count = 132
-        self.launches: list[SimpleNamespace] = []
-
-    def launch(
-        self, name: str, grid: tuple[int, int, int], threads: int, args: list[Any], **rest: Any
-    ) -> None:
-        self.launches.append(SimpleNamespace(name=name, grid=grid, args=args, **rest))
+from recording import Recorder
 
 
 @pytest.fixture

@@ -11,28 +11,10 @@ import torch
 from latentd_kernels import driver
 from latentd_kernels.moe import MoeLaunches, allocate_moe_workspace
 from latentd_kernels.ops import RouterParams
+from recording import Recorder
 
 ROUTER = RouterParams(6, "softmax", 1, 1, "max", False, 1.0, 2)
 ROWS = (1, 2, 8, 64, 65, 128, 512)
-
-
-class Recorder:
-    """A library that keeps what it is asked to launch."""
-
-    def __init__(self, arch: str) -> None:
-        self.arch = arch
-        self.sm_count = 132
-        self.launches: list[SimpleNamespace] = []
-
-    def launch(
-        self, name: str, grid: tuple[int, int, int], threads: int, args: list[Any], **rest: Any
-    ) -> None:
-        self.launches.append(SimpleNamespace(name=name, grid=grid, args=args, **rest))
-
-    def names(self) -> list[str]:
-        found = [launch.name for launch in self.launches]
-        self.launches.clear()
-        return found
 
 
 @pytest.fixture(autouse=True)

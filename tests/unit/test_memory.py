@@ -11,7 +11,8 @@ import torch
 from latentd import memory
 from latentd.buffers import StepBuffers
 from latentd.model.config import ModelConfig
-from latentd.options import EngineOptions, StartError
+from latentd.options import MAX_PREFILL_CHUNK, EngineOptions, StartError
+from latentd_kernels.moe import MAX_MOE_ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,3 +97,7 @@ def test_the_cpu_slab_takes_no_memory_until_it_is_written(config: ModelConfig) -
     slab = allocate_slab(config, 100_000, CPU, torch.bfloat16)  # 14.7 GB of address space
     slab[99_999].fill_(1.0)
     assert not slab[50_000].any()
+
+
+def test_a_prompt_chunk_is_at_most_what_the_expert_kernels_take() -> None:
+    assert MAX_PREFILL_CHUNK == MAX_MOE_ROWS

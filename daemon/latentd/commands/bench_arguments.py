@@ -6,15 +6,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from latentd.bench.shapes import ATTENTION_GRID, CHUNK_GRID, STEP_CONTEXTS
+from latentd.options import MAX_PREFILL_CHUNK, MAX_SLOTS
+from latentd_kernels.attention_shapes import MAX_HEADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MAX_HEADS = 128
-MAX_ROWS = 128
-"""Most rows of a decode step."""
-MAX_CHUNK = 512
-"""Most rows of a prompt chunk."""
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -56,7 +52,12 @@ def attention_cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:
         )
         cases = [(h, r, c) for h in heads for r in rows for c in contexts]
     _limit(args, "--heads", [heads for heads, _, _ in cases], MAX_HEADS)
-    _limit(args, "--rows", [rows for _, rows, _ in cases], MAX_CHUNK if args.chunk else MAX_ROWS)
+    _limit(
+        args,
+        "--rows",
+        [rows for _, rows, _ in cases],
+        MAX_PREFILL_CHUNK if args.chunk else MAX_SLOTS,
+    )
     _limit(args, "--contexts", [context for _, _, context in cases], args.max_ctx)
     if args.chunk and args.cuts:
         args.parser.error("--cuts is for decode rows, not for --chunk")
@@ -69,7 +70,7 @@ def step_contexts(args: argparse.Namespace) -> tuple[int, ...]:
     """The contexts asked for, or those of the usual ones that fit --max-ctx."""
     usual = tuple(context for context in STEP_CONTEXTS if context <= args.max_ctx)
     contexts: tuple[int, ...] = args.contexts or usual or (args.max_ctx,)
-    _limit(args, "--rows", args.rows, MAX_ROWS)
+    _limit(args, "--rows", args.rows, MAX_SLOTS)
     _limit(args, "--contexts", contexts, args.max_ctx)
     return contexts
 
