@@ -72,6 +72,17 @@ def test_the_wheel_carries_one_image_a_source_and_architecture_and_nothing_else(
     assert len(names) == len(set(names))
 
 
+def test_no_kernel_spills_registers_on_any_architecture(wheel: Path) -> None:
+    spilling = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for arch in build.ARCHITECTURES:
+            body = json.loads(archive.read(f"latentd_kernels/cubin/{arch}/{manifest.FILE_NAME}"))
+            for name, kernel in body["kernels"].items():
+                if kernel["spill_stores"] or kernel["spill_loads"]:
+                    spilling[arch, name] = kernel["spill_stores"], kernel["spill_loads"]
+    assert spilling == {}
+
+
 def test_every_image_in_the_installed_wheel_verifies(bare_python: Path) -> None:
     code = (
         "import json; from latentd_kernels import build, manifest;"

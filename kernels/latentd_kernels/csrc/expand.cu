@@ -74,7 +74,7 @@ template <typename Partial>
 LATENTD_DEVICE void combine(const Partial* partials, int64_t split_stride, int num_splits, const float* weight,
                             float (&sums)[8]) {
   constexpr int kWords = Octet<Partial>::kWords;
-  constexpr int kBatch = 8 / kWords;
+  constexpr int kBatch = kWords == 1 ? 7 : 4;  // an eighth word would make sm_80 spill
 #pragma unroll
   for (int i = 0; i < 8; ++i) sums[i] = 0.0f;
   for (int first = threadIdx.x % kSplitLanes; first < num_splits; first += kSplitLanes * kBatch) {
