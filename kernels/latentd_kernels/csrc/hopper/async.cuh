@@ -71,7 +71,7 @@ LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0,
       : "memory");
 }
 // `bytes` (a multiple of 16) of this CTA's shared memory into that of another CTA of the cluster; `dst` and `barrier`
-// are addresses there (cluster_address).
+// are addresses there (cluster_address). Not into its own: that works, but compute-sanitizer memcheck reports it.
 LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),

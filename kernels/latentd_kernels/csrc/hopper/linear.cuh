@@ -96,7 +96,7 @@ struct LinearCta {
     barrier_init(received, 1);
     barrier_init_fence();
     for (int i = 0; i < kStagesW && i < num_blocks; i++) load_w(i, i);
-    barrier_expect(received, num_rows * (kSendRegisters ? slice : pitch()) * ctas * 4);
+    barrier_expect(received, num_rows * 4 * (kSendRegisters ? slice * ctas : pitch() * (ctas - 1)));
   }
   LATENTD_DEVICE void copy_blocks() const {
     for (int i = 0; i < kStagesX && i < num_blocks; i++) load_x(i, i);
@@ -177,18 +177,21 @@ struct LinearCta {
       async_store(cluster_address(receive + from + place, owner), lo, hi, cluster_address(received, owner));
     });
   }
-  // Lays this CTA's sums over the rings, which all its warpgroups have finished with.
+  // Lays this CTA's sums over the rings, which all its warpgroups have finished with; those of its own slice to where
+  // the others' will arrive.
   LATENTD_DEVICE void lay_sums(const float (&acc)[kAccumulators]) const {
     const int slice_bytes = num_rows * pitch() * 4;
+    const uint32_t own = ctas > 1 ? receive + rank * slice_bytes : w;
     named_sync(kConsumerBarrier, kConsumers);
-    each_pair(acc,
-              [&](int place, int owner, float lo, float hi) { store_shared(w + owner * slice_bytes + place, lo, hi); });
+    each_pair(acc, [&](int place, int owner, float lo, float hi) {
+      store_shared((owner == rank ? own : w + owner * slice_bytes) + place, lo, hi);
+    });
     if (ctas > 1) proxy_fence();
     named_sync(kConsumerBarrier, kConsumers);
   }
-  // One bulk copy to each CTA of the tile: the features it owns.
+  // One bulk copy to each other CTA of the tile: the features it owns.
   LATENTD_DEVICE void send_slices() const {
-    if (threadIdx.x >= ctas) return;
+    if (threadIdx.x >= ctas || threadIdx.x == rank) return;
     const int bytes = num_rows * pitch() * 4, owner = threadIdx.x;
     bulk_send(cluster_address(receive + rank * bytes, owner), w + owner * bytes, bytes,
               cluster_address(received, owner));
