@@ -1,4 +1,4 @@
-"""Frames of ZMTP 3.1, and the handshake that opens an ipc connection (`_zmtp` says why)."""
+"""The handshake that opens an ipc connection (`_zmtp` says why), and a look for a listener."""
 
 from __future__ import annotations
 
@@ -8,30 +8,14 @@ import socket
 import time
 from typing import Final
 
+from latentd_client import zmtp
 from latentd_client.errors import ConnectionLost
 
-GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""Signature, version 3.1, mechanism, not a server, filler: 64 bytes."""
-MORE, LONG, COMMAND = 1, 2, 4
-"""Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
 RETRY_S: Final = 0.01
 """Between two attempts to connect to a listener whose queue of connections is full."""
 
 
-def frame(body: bytes | memoryview, flags: int = 0) -> bytes:
-    """A frame of the wire."""
-    size = len(body)
-    if size < 256:
-        return bytes((flags, size)) + body
-    return bytes((flags | LONG,)) + size.to_bytes(8, "big") + body
-
-
-def command(name: bytes, data: bytes) -> bytes:
-    """A command frame."""
-    return frame(bytes((len(name),)) + name + data, COMMAND)
-
-
-READY: Final = command(b"READY", b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER")
+READY: Final = zmtp.ready(b"DEALER")
 
 
 def handshake(endpoint: str, timeout_s: float) -> socket.socket:
@@ -42,18 +26,15 @@ def handshake(endpoint: str, timeout_s: float) -> socket.socket:
     try:
         _connect(sock, endpoint, deadline)
         _limit(sock, deadline)
-        sock.sendall(GREETING)
-        theirs = _read(sock, len(GREETING), deadline)
-        if theirs[0] != 0xFF or not theirs[9] & 1 or theirs[10] < 3:
-            raise ConnectionLost(f"{endpoint} does not speak ZMTP 3")
-        if theirs[12:32] != GREETING[12:32]:
-            text = bytes(theirs[12:32]).rstrip(b"\0").decode("ascii", "replace")
-            raise ConnectionLost(f"{endpoint} asks for the mechanism {text}, not NULL")
+        sock.sendall(zmtp.GREETING)
+        theirs = _read(sock, len(zmtp.GREETING), deadline)
+        if fault := zmtp.greeting_fault(theirs):
+            raise ConnectionLost(f"{endpoint} {fault}")
         _limit(sock, deadline)
         sock.sendall(READY)
         flags, size = _read(sock, 2, deadline)
         body = _read(sock, size, deadline)
-        if flags != COMMAND or body[:6] != b"\x05READY":
+        if flags != zmtp.COMMAND or body[:6] != b"\x05READY":
             raise ConnectionLost(f"{endpoint} refused the connection: {bytes(body)!r:.80}")
         sock.setblocking(False)
     except TimeoutError:

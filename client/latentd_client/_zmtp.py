@@ -2,8 +2,8 @@
 
 libzmq hands every message to a thread of its own and back. On ipc that costs a step two wake-ups,
 31 us of about 100 (measured against a ROUTER of libzmq, which notices no difference), and more when
-the processors have gone to sleep. This is ZMTP 3.1 with the NULL mechanism and nothing else
-(RFC 37, https://rfc.zeromq.org/spec/37); other transports go through libzmq (`_wire`).
+the processors have gone to sleep. This is ZMTP 3.1 (`zmtp`) with the NULL mechanism and nothing
+else; other transports go through libzmq (`_wire`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from latentd_client._handshake import COMMAND, LONG, MORE, command, frame, handshake
+from latentd_client import zmtp
+from latentd_client._handshake import handshake
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +46,7 @@ class ZmtpWire:
 
     def _connect(self, timeout_s: float) -> None:
         self._is_busy = False
-        self._unread = bytearray()
-        self._frames: list[bytes] = []
+        self._reader = zmtp.FrameReader(MAX_FRAME_BYTES, MAX_FRAMES)
         self._ready: deque[list[bytes]] = deque()
         self._unsent = memoryview(b"")
         self._socket = handshake(self.endpoint, timeout_s)
@@ -63,9 +63,7 @@ class ZmtpWire:
         self._check_torn()
         if self._socket is None or (self._unsent and not self._flush()):
             return False
-        data = frame(frames[-1])
-        if len(frames) > 1:
-            data = b"".join([*(frame(part, MORE) for part in frames[:-1]), data])
+        data = zmtp.message(frames)
         self._is_busy = True
         sent = self._write(data)
         if 0 < sent < len(data):
@@ -122,44 +120,32 @@ class ZmtpWire:
         if not size:
             self._lose()
             return None
-        if chunk[0] == 0 and size == chunk[1] + 2 and not self._unread and not self._frames:
+        if chunk[0] == 0 and size == chunk[1] + 2 and self._reader.is_empty:
             return [bytes(chunk[2:size])]  # nearly always
-        self._unread += memoryview(chunk)[:size]
+        self._reader.feed(memoryview(chunk)[:size])
         self._parse()
         return self._ready.popleft() if self._ready else None
 
     def _parse(self) -> None:
-        """Take whole frames out of what was read."""
-        unread, at = self._unread, 0
-        while len(unread) - at >= 2:
-            flags, start = unread[at], at + 2
-            size = unread[at + 1]
-            if flags & LONG:
-                start = at + 9
-                if len(unread) < start:
-                    break
-                size = int.from_bytes(unread[at + 1 : start], "big")
-            if size > MAX_FRAME_BYTES or len(self._frames) > MAX_FRAMES:
-                self._lose()
-                return
-            if len(unread) - start < size:
-                break
-            at = start + size
-            body = bytes(unread[start:at])
-            if flags & COMMAND:
-                self._obey(body)
-                continue
-            self._frames.append(body)
-            if not flags & MORE:
-                self._ready.append(self._frames)
-                self._frames = []
-        del unread[:at]
+        """Take whole messages out of what was read."""
+        reader = self._reader
+        try:
+            while (message := reader.next()) is not None:
+                self._ready.append(message)
+        except zmtp.BrokenStream:
+            self._lose()
+            return
+        commands, reader.commands = reader.commands, []
+        for body in commands:
+            self._obey(body)
+        if reader.num_frames > MAX_FRAMES and not self.is_lost:
+            self._lose()
 
     def _obey(self, body: bytes) -> None:
         """A heartbeat wants its answer, behind what is still to be sent; an error is the end;
         nothing else concerns a DEALER."""
-        if body[:5] == b"\x04PING":
-            self._unsent = memoryview(bytes(self._unsent) + command(b"PONG", body[7:]))
+        if answer := zmtp.pong(body):
+            self._unsent = memoryview(bytes(self._unsent) + answer)
         elif body[:6] == b"\x05ERROR":
             self._lose()
 

@@ -14,6 +14,7 @@ import zmq
 
 from latentd.replies import Outbox
 from latentd.requests import is_version, read_id, refuse_op, refuse_version
+from latentd.zmq_router import ZmqRouter
 from latentd_client import fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
@@ -40,7 +41,7 @@ class ControlThread:
         self.state = "ready"
         self._router = router
         self._sessions = sessions
-        self._outbox = Outbox(router)
+        self._outbox = Outbox(ZmqRouter(router, 1))
         self._ask_stats = ask_stats
         self._post_cancel = post_cancel
         self._drain = drain

@@ -10,16 +10,11 @@ import ipaddress
 import logging
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import zmq
 
 from latentd_client import protocol
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Socket: TypeAlias = zmq.Socket[bytes]
 
 MAX_PATH_BYTES = 107
 """sun_path of a unix socket holds 108 bytes, the last is 0 (unix(7))."""
@@ -33,10 +28,17 @@ class EndpointError(Exception):
     """An endpoint that cannot be served; the text names it, the reason and what to do."""
 
 
+class Bindable(Protocol):
+    """A socket, ours or of libzmq."""
+
+    def bind(self, endpoint: str, /) -> object:
+        """Listen there."""
+
+
 class Binding:
     """One endpoint, bound and locked until `release`. `endpoint` is where clients connect."""
 
-    def __init__(self, socket: Socket, endpoint: str) -> None:
+    def __init__(self, socket: Bindable, endpoint: str) -> None:
         """Bind the socket. Raises EndpointError."""
         self.endpoint = endpoint
         self._path: str | None = None
@@ -47,18 +49,19 @@ class Binding:
             elif endpoint.startswith("tcp://"):
                 _check_address(endpoint)
                 socket.bind(endpoint)
+                assert isinstance(socket, zmq.Socket)
                 last = socket.getsockopt(zmq.LAST_ENDPOINT)
                 self.endpoint = bytes(last).rstrip(b"\0").decode()
             else:
                 raise EndpointError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.release()
             raise EndpointError(f"cannot bind {endpoint}: {error}") from None
         except BaseException:
             self.release()
             raise
 
-    def _bind_path(self, socket: Socket, path: str) -> None:
+    def _bind_path(self, socket: Bindable, path: str) -> None:
         size = len(os.fsencode(path))
         if size > MAX_PATH_BYTES:
             raise EndpointError(

@@ -12,50 +12,54 @@ import zmq
 
 from latentd.endpoint import Binding
 from latentd.pulse import Pulse
+from latentd.zmq_router import ZmqRouter, make_router
+from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 
 if TYPE_CHECKING:
+    from latentd.routing import Message, Router
     from latentd.work import ServerOptions
-
-SEND_QUEUE = 128
-"""Replies that a peer's queue holds before its streams park."""
-EVENTS, POLLIN, RCVMORE, NOBLOCK = (
-    int(value) for value in (zmq.EVENTS, zmq.POLLIN, zmq.RCVMORE, zmq.NOBLOCK)
-)
-"""Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
 
 
 class Listener:
     """The data and the control socket. `router` is the engine thread's, `control_router` the
-    control thread's; `wake` may be called on any thread and in a signal handler."""
+    control thread's; `wake` may be called on any thread and in a signal handler. `pulse` is there
+    when the data socket is of libzmq and the engine may poll."""
 
     def __init__(self, options: ServerOptions) -> None:
         """Bind both. Raises EndpointError."""
-        self._options = options
         self._context = zmq.Context()
-        self.router = self._make_router()
-        self.control_router = self._make_router()
+        self._bindings: list[Binding] = []
         self.pulse: Pulse | None = None
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
-        self._bindings: list[Binding] = []
+        is_ipv6 = options.endpoint.startswith("tcp://[")
+        self.control_router = make_router(self._context, options.max_frame_bytes, is_ipv6)
         try:
-            self._bindings.append(Binding(self.router, options.endpoint))
+            self.router: Router = self._bind(options, is_ipv6)
             control = options.control_endpoint or protocol.control_endpoint(self.endpoint)
             self._bindings.append(Binding(self.control_router, control))
-            if options.spin_us:
+            if options.spin_us and isinstance(self.router, ZmqRouter):
                 self.pulse = Pulse(self._context)
         except BaseException:
             self.release()
             self.close(0)
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self.router, zmq.POLLIN)
-        self._poller.register(self._wakee, zmq.POLLIN)
+        self.router.watch(self._wakee)
         self._spin_s = options.spin_us * 1e-6
         self._spin_until = 0.0
         self._is_fresh = False  # a message was received since the last wait
-        self._is_ready = False  # the next receive need not ask
+
+    def _bind(self, options: ServerOptions, is_ipv6: bool) -> Router:
+        """The bound data socket."""
+        if options.endpoint.startswith("ipc://"):
+            ours = self.router = ZmtpRouter(options.max_frame_bytes, options.max_frames)
+            self._bindings.append(Binding(ours, options.endpoint))
+            return ours
+        theirs = make_router(self._context, options.max_frame_bytes, is_ipv6)
+        self.router = ZmqRouter(theirs, options.max_frames)
+        self._bindings.append(Binding(theirs, options.endpoint))
+        return self.router
 
     @property
     def endpoint(self) -> str:
@@ -67,33 +71,12 @@ class Listener:
         """Where the control socket is."""
         return self._bindings[1].endpoint
 
-    def _make_router(self) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full or dead peer is told, not dropped
-        router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        router.setsockopt(zmq.MAXMSGSIZE, self._options.max_frame_bytes)
-        router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.IPV6, int(self._options.endpoint.startswith("tcp://[")))
-        return router
-
-    def receive(self) -> tuple[bytes, list[bytes], int] | None:
-        """The next message that is there, or None: peer, frames, and their true number (those
-        beyond `max_frames` are not kept)."""
-        router = self.router
-        if self._is_ready:
-            self._is_ready = False
-        elif not int(router.getsockopt(EVENTS)) & POLLIN:
-            return None
-        self._is_fresh = True
-        peer = router.recv(NOBLOCK)
-        frames = [router.recv(NOBLOCK)]
-        count = 1
-        while router.getsockopt(RCVMORE):
-            frame = router.recv(NOBLOCK)
-            count += 1
-            if count <= self._options.max_frames:
-                frames.append(frame)
-        return peer, frames, count
+    def receive(self) -> Message | None:
+        """The next message that is there, or None."""
+        message = self.router.receive()
+        if message is not None:
+            self._is_fresh = True
+        return message
 
     def wait(self, until: float) -> None:
         """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message was
@@ -105,17 +88,14 @@ class Listener:
         if self.poll(self._spin_until):
             return
         now = time.monotonic()
-        if until <= now:
-            return
-        if self._wakee.fileno() in dict(self._poller.poll(int((until - now) * 1000) + 1)):
-            self._wakee.recv(4096)
+        if until > now:
+            self.router.sleep(int((until - now) * 1000) + 1)
 
     def poll(self, until: float) -> bool:
-        """Poll for a message until a time; whether one is there."""
-        get_events, clock, let_others = self.router.getsockopt, time.monotonic, os.sched_yield
+        """Poll until a time; whether something has happened."""
+        look, clock, let_others = self.router.look, time.monotonic, os.sched_yield
         while clock() < until:
-            if int(get_events(EVENTS)) & POLLIN:
-                self._is_ready = True
+            if look():
                 return True
             let_others()
         return False

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, deque
-from typing import TYPE_CHECKING, TypeAlias
-
-import zmq
+from typing import TYPE_CHECKING
 
 from latentd.packed import pack_head, pack_tail
+from latentd.routing import Sent
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -17,33 +15,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.routing import Frames, Router
     from latentd_client.errors import RequestRejected
     from latentd_client.protocol import Header
-
-Frames: TypeAlias = "list[bytes | memoryview]"
 
 MAX_PARKED = 64
 """Replies kept for a peer that does not read, beside the socket's own queue; more are dropped and
 counted (a repeated request gets its stored reply)."""
 
 
-NOBLOCK, NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-"""Plain ints: zmq's enums cost a microsecond for each `|`."""
-
-
-class Sent(enum.Enum):
-    """What became of a message."""
-
-    YES = enum.auto()
-    FULL = enum.auto()
-    DEAD = enum.auto()
-
-
 class Outbox:
-    """The sending side of a ROUTER with ROUTER_MANDATORY."""
+    """The sending side of a router."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond
+    def __init__(self, router: Router) -> None:
+        self._send = router.try_send
         self._parked: dict[bytes, deque[Frames]] = {}
         self.counters: Counter[str] = Counter()
 
@@ -70,20 +55,10 @@ class Outbox:
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """Send now or say why not."""
-        try:
-            send = self._send
-            send(peer, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
-            for frame in frames[:-1]:
-                send(frame, NOBLOCK_MORE)
-            send(frames[-1], NOBLOCK)
-        except zmq.Again:
-            return Sent.FULL
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+        outcome = self._send(peer, frames)
+        if outcome is Sent.DEAD:
             self.counters["peers_gone"] += 1
-            return Sent.DEAD
-        return Sent.YES
+        return outcome
 
     def is_waiting(self, peer: bytes) -> bool:
         """Whether older replies to the peer are parked (later ones must queue up behind them)."""

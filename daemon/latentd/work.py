@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from latentd.replies import Sent
+from latentd.routing import Sent
 from latentd.runs import OpenRun, StreamRun
 from latentd_client import protocol
 from latentd_client.errors import RequestRejected

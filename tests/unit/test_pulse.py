@@ -47,8 +47,8 @@ def test_a_pulse_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("spin_us", "beats"), [(200, True), (0, False)])
-def test_a_daemon_that_may_poll_beats_while_it_waits(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch, spin_us: int, beats: bool
+def test_a_daemon_on_tcp_that_may_poll_beats_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, spin_us: int, beats: bool
 ) -> None:
     engine, seen = FakeEngine(), list[float]()
     wait = engine.fake.wait
@@ -59,19 +59,20 @@ def test_a_daemon_that_may_poll_beats_while_it_waits(
 
     monkeypatch.setattr(engine.fake, "wait", long_wait)
     monkeypatch.setattr(Pulse, "beat", lambda self: seen.append(time.monotonic()))
-    with serving(endpoint, engine, spin_us=spin_us), Peer(endpoint) as peer:
+    tcp = "tcp://127.0.0.1:*"
+    with serving(tcp, engine, spin_us=spin_us) as running, Peer(running.endpoint) as peer:
         opened = peer.hello().open()
         assert peer.ask("step", **seat(opened))["status"] == "ok"
     assert bool(seen) == beats
 
 
 def test_a_daemon_serves_without_a_pulse_where_there_is_no_folder_for_it(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / ("long" * 30)  # no socket's path fits in it
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with serving(endpoint, spin_us=200), Peer(endpoint) as peer:
+    with serving("tcp://127.0.0.1:*", spin_us=200) as running, Peer(running.endpoint) as peer:
         assert peer.hello().open()["status"] == "ok"
     with zmq.Context() as context:
         beating = Pulse(context)
@@ -79,8 +80,8 @@ def test_a_daemon_serves_without_a_pulse_where_there_is_no_folder_for_it(
         beating.close()
 
 
-def test_an_engine_outlives_its_server(endpoint: str) -> None:
+def test_an_engine_outlives_its_server() -> None:
     engine = FakeEngine()
-    with serving(endpoint, engine, spin_us=200):
+    with serving("tcp://127.0.0.1:*", engine, spin_us=200):
         pass
     engine.fake.on_long_wait()

@@ -1,0 +1,144 @@
+"""ZMTP 3.1 without sockets: frames, commands, and messages put together from what arrives.
+
+RFC 37, https://rfc.zeromq.org/spec/37, with the NULL mechanism. The client's own connection and the
+daemon's share it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+"""Signature, version 3.1, mechanism, not a server, filler: 64 bytes."""
+MORE, LONG, COMMAND = 1, 2, 4
+"""Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
+_LAST: Final = [bytes((0, size)) for size in range(256)]
+"""The heads of short last frames, by size."""
+_LONG_HEAD: Final = struct.Struct(">BQ").pack
+
+
+class BrokenStream(ValueError):
+    """Bytes that are no ZMTP, or beyond a limit: the end of a connection."""
+
+
+def frame(body: bytes | memoryview, flags: int = 0) -> bytes:
+    """A frame of the wire."""
+    size = len(body)
+    if size < 256:
+        return (bytes((flags, size)) if flags else _LAST[size]) + body
+    return _LONG_HEAD(flags | LONG, size) + body
+
+
+def message(frames: Sequence[bytes | memoryview]) -> bytes:
+    """A message of the wire."""
+    if len(frames) == 1:
+        return frame(frames[0])
+    return b"".join([*(frame(part, MORE) for part in frames[:-1]), frame(frames[-1])])
+
+
+def command(name: bytes, data: bytes) -> bytes:
+    """A command frame."""
+    return frame(bytes((len(name),)) + name + data, COMMAND)
+
+
+def ready(socket_type: bytes) -> bytes:
+    """The command that ends a handshake."""
+    return command(b"READY", b"\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type)
+
+
+def socket_type(body: bytes) -> bytes:
+    """What kind of socket a READY command tells of; nothing when it is none, or tells nothing."""
+    at = 6
+    while body[:6] == b"\x05READY" and at < len(body):
+        name_end = at + 1 + body[at]
+        value_at = name_end + 4
+        end = value_at + int.from_bytes(body[name_end:value_at], "big")
+        if body[at + 1 : name_end].lower() == b"socket-type":
+            return body[value_at:end]
+        at = end
+    return b""
+
+
+def greeting_fault(theirs: bytes | bytearray) -> str:
+    """Why a greeting of 64 bytes cannot be answered; empty when it can."""
+    if theirs[0] != 0xFF or not theirs[9] & 1 or theirs[10] < 3:
+        return "does not speak ZMTP 3"
+    if theirs[12:32] != GREETING[12:32]:
+        mechanism = bytes(theirs[12:32]).rstrip(b"\0").decode("ascii", "replace")
+        return f"asks for the mechanism {mechanism}, not NULL"
+    return ""
+
+
+def pong(body: bytes) -> bytes | None:
+    """The answer to a command, if it is a heartbeat."""
+    return command(b"PONG", body[7:]) if body[:5] == b"\x04PING" else None
+
+
+class FrameReader:
+    """Puts messages together. `commands` collects the commands that came before the last message,
+    for the owner to take; `count` is the true number of frames of that message."""
+
+    def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
+        """Frames of a message beyond `max_frames` are counted and not kept."""
+        self.commands: list[bytes] = []
+        self.count = 0
+        self._max_frame_bytes = max_frame_bytes
+        self._max_frames = max_frames
+        self._unread = bytearray()
+        self._at = 0  # what is before it is read
+        self._frames: list[bytes] = []
+        self._count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of a message has arrived."""
+        return len(self._unread) == self._at and not self._count
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another message may be whole already."""
+        return len(self._unread) - self._at >= 2
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the message that is not whole yet."""
+        return self._count
+
+    def feed(self, data: memoryview) -> None:
+        """Take bytes over."""
+        if self._at:
+            del self._unread[: self._at]
+            self._at = 0
+        self._unread += data
+
+    def next(self) -> list[bytes] | None:
+        """The next whole message, or None. Raises BrokenStream."""
+        unread, at, end = self._unread, self._at, len(self._unread)
+        while end - at >= 2:
+            flags, size, start = unread[at], unread[at + 1], at + 2
+            if flags & LONG:
+                start = at + 9
+                if end < start:
+                    break
+                size = int.from_bytes(unread[at + 1 : start], "big")
+            if flags > (MORE | LONG | COMMAND) or size > self._max_frame_bytes:
+                raise BrokenStream(f"a frame of {size} bytes with flags {flags}")
+            if end - start < size:
+                break
+            self._at = at = start + size
+            body = bytes(unread[start:at])
+            if flags & COMMAND:
+                self.commands.append(body)
+                continue
+            if self._count < self._max_frames:
+                self._frames.append(body)
+            self._count += 1
+            if not flags & MORE:
+                whole, self._frames = self._frames, []
+                self.count, self._count = self._count, 0
+                return whole
+        return None

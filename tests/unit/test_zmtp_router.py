@@ -1,0 +1,355 @@
+"""The daemon's own ROUTER on ipc, against DEALERs of libzmq and against peers by hand."""
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from fakes import FakeEngine
+from latentd import zmtp_peer, zmtp_router
+from latentd.routing import SEND_QUEUE, Message, Sent
+from latentd.zmtp_router import ZmtpRouter
+from latentd_client import Client
+from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
+from serving import Peer, seat, serving
+
+DEALER_READY = ready(b"DEALER")
+MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
+
+
+@pytest.fixture
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("z") / "s"
+
+
+@pytest.fixture
+def router(path: Path) -> Iterator[ZmtpRouter]:
+    router = ZmtpRouter(MAX_FRAME_BYTES, MAX_FRAMES)
+    router.bind(f"ipc://{path}")
+    yield router
+    router.close(0)
+
+
+@pytest.fixture
+def dealer(path: Path) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+        yield dealer
+
+
+def await_message(router: ZmtpRouter) -> Message:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if (received := router.receive()) is not None:
+            return received
+        router.sleep(100)
+    raise AssertionError("no message within 10 s")
+
+
+def run(router: ZmtpRouter, times: int = 20) -> list[Message]:
+    """Let the router deal with what has arrived; the messages among it."""
+    return [received for _ in range(times) if (received := router.receive()) is not None]
+
+
+def connect(
+    path: Path, router: ZmtpRouter, hello: bytes = GREETING + DEALER_READY
+) -> socket.socket:
+    """A connection by hand that has said `hello`."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(5)
+    sock.connect(str(path))
+    sock.sendall(hello)
+    run(router, 4)
+    return sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other end is closed, after whatever it has said."""
+    try:
+        while sock.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def shaken(path: Path, router: ZmtpRouter) -> socket.socket:
+    """A connection by hand that has read the router's side of the handshake too."""
+    sock = connect(path, router)
+    assert sock.recv(64, socket.MSG_WAITALL) == GREETING
+    expected = ready(b"ROUTER")
+    assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
+    return sock
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""], [b"x"], [b"a" * 255], [b"b" * 256], [b"header", b"", b"c" * 70_000],
+        [os.urandom(3_000_000), b"tail"], [b"%d" % i for i in range(MAX_FRAMES)],
+    ],
+    ids=lambda frames: f"{len(frames)} frames of {sum(map(len, frames))} bytes",
+)  # fmt: skip
+def test_messages_of_every_size_travel_both_ways(
+    path: Path, router: ZmtpRouter, dealer: zmq.Socket[bytes], frames: list[bytes]
+) -> None:
+    dealer.connect(f"ipc://{path}")
+    dealer.send_multipart(frames)
+    peer, received, count = await_message(router)
+    assert (received, count) == (frames, len(frames))
+    assert router.try_send(peer, list(received)) is Sent.YES
+    assert router.try_send(peer, [b"next"]) is Sent.YES
+    while not dealer.poll(1):
+        router.receive()  # what did not fit leaves meanwhile
+    assert dealer.recv_multipart() == frames
+    assert dealer.recv_multipart() == [b"next"]
+
+
+def test_a_heartbeat_of_libzmq_is_answered(
+    path: Path, router: ZmtpRouter, dealer: zmq.Socket[bytes]
+) -> None:
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, 20)
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 200)
+    monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    dealer.connect(f"ipc://{path}")
+    dealer.send(b"first")
+    assert await_message(router)[1] == [b"first"]
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        router.sleep(10)
+        assert router.receive() is None
+    assert not monitor.poll(0)  # silence would have ended the connection after 0.2 s
+    dealer.disable_monitor()
+    monitor.close()
+
+
+def test_what_arrives_byte_by_byte_is_put_together(path: Path, router: ZmtpRouter) -> None:
+    sock = connect(path, router, b"")
+    data = GREETING + DEALER_READY + frame(b"head", MORE) + frame(b"z" * 300) + frame(b"last")
+    received = []
+    for byte in data:
+        sock.sendall(bytes((byte,)))
+        received += [frames for _, frames, _ in run(router, 2)]
+    assert received == [[b"head", b"z" * 300], [b"last"]]
+    sock.close()
+
+
+def test_a_handshake_and_requests_may_come_in_one_piece(path: Path, router: ZmtpRouter) -> None:
+    hello = GREETING + DEALER_READY + frame(b"one") + frame(b"two")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(path))
+    sock.sendall(hello)
+    assert [frames for _, frames, _ in run(router)] == [[b"one"], [b"two"]]
+    sock.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        bytes(64),
+        GREETING[:10] + b"\x01" + GREETING[11:],
+        GREETING.replace(b"NULL\0", b"CURVE"),
+        GREETING + ready(b"SUB"),
+        GREETING + command(b"READY", b"\xffSocket"),
+        GREETING + command(b"ERROR", b"\x02no"),
+        GREETING + frame(b"too early"),
+        GREETING + DEALER_READY + b"\x10\x01x",
+        GREETING + DEALER_READY + b"\x02" + (MAX_FRAME_BYTES + 1).to_bytes(8, "big"),
+        GREETING + DEALER_READY + command(b"ERROR", b"\x02no"),
+    ],
+    ids=[
+        "http", "ones", "zeros", "version 1", "curve", "sub", "torn ready", "error", "early",
+        "flags", "size", "late error",
+    ],
+)  # fmt: skip
+def test_who_speaks_something_else_only_loses_its_connection(
+    path: Path, router: ZmtpRouter, hello: bytes
+) -> None:
+    good = shaken(path, router)
+    bad = connect(path, router, hello)
+    assert not run(router)
+    assert is_closed(bad)
+    good.sendall(frame(b"fine"))
+    assert await_message(router)[1] == [b"fine"]
+    good.close()
+    bad.close()
+
+
+def test_who_does_not_shake_hands_in_time_is_let_go(path: Path, router: ZmtpRouter) -> None:
+    silent, halfway, good = (
+        connect(path, router, hello) for hello in (b"", GREETING, GREETING + DEALER_READY)
+    )
+    router.tick(time.monotonic() + zmtp_router.HANDSHAKE_S / 2)
+    assert len(router._peers) == 3
+    router.tick(time.monotonic() + zmtp_router.HANDSHAKE_S + 1)
+    assert [is_closed(sock) for sock in (silent, halfway)] == [True, True]
+    good.sendall(frame(b"fine"))
+    assert await_message(router)[1] == [b"fine"]
+    for sock in (silent, halfway, good):
+        sock.close()
+
+
+def test_frames_beyond_the_limit_are_counted_and_not_kept(path: Path, router: ZmtpRouter) -> None:
+    sock = shaken(path, router)
+    for _ in range(100):
+        sock.sendall(frame(b"", MORE) * 100)
+        assert not run(router, 2)
+    sock.sendall(frame(b"end"))
+    _, frames, count = await_message(router)
+    assert (len(frames), count) == (MAX_FRAMES, 10_001)
+    sock.sendall(frame(b"next"))
+    assert await_message(router)[1:] == ([b"next"], 1)
+    sock.close()
+
+
+def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) -> None:
+    flood, other = shaken(path, router), shaken(path, router)
+    flood.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            flood.send(frame(b"f") * 1000)
+    assert await_message(router)[1] == [b"f"]
+    other.sendall(frame(b"o"))
+    assert [b"o"] in [frames for _, frames, _ in run(router, 3)]
+    flood.close()
+    other.close()
+
+
+def test_a_peer_that_does_not_read_is_full_and_gets_all_in_order_later(
+    path: Path, router: ZmtpRouter
+) -> None:
+    sock = shaken(path, router)
+    sock.sendall(frame(b"hello"))
+    peer = await_message(router)[0]
+    bodies = [b"%06d" % i * 1000 for i in range(10_000)]
+    sent = 0
+    while router.try_send(peer, [bodies[sent]]) is Sent.YES:
+        sent += 1
+    assert SEND_QUEUE <= sent < 10_000
+    assert router.try_send(peer, [b"x"]) is Sent.FULL
+    expected = b"".join(message([body]) for body in bodies[:sent])
+    received = bytearray()
+    while len(received) < len(expected):
+        received += sock.recv(1 << 20)
+        router.receive()
+    assert received == expected
+    assert router.try_send(peer, [b"x"]) is Sent.YES
+    assert not router._peers[peer].has_queue
+    sock.close()
+
+
+def test_a_full_queue_is_also_one_of_many_bytes(
+    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmtp_peer, "QUEUED_BYTES", 1 << 20)
+    sock = shaken(path, router)
+    sock.sendall(frame(b"hello"))
+    peer = await_message(router)[0]
+    outcomes = [router.try_send(peer, [bytes(1 << 19)]) for _ in range(5)]
+    assert outcomes[0] is Sent.YES
+    assert outcomes[-1] is Sent.FULL
+    sock.close()
+
+
+def test_a_peer_that_has_gone_is_dead_and_its_last_words_are_read(
+    path: Path, router: ZmtpRouter
+) -> None:
+    sock = shaken(path, router)
+    sock.sendall(frame(b"last words"))
+    sock.close()
+    peer, frames, _ = await_message(router)
+    assert frames == [b"last words"]
+    run(router)
+    assert router.try_send(peer, [b"x"]) is Sent.DEAD
+    assert not router._peers
+    assert not router._by_fd
+
+
+def test_a_send_finds_out_that_the_peer_has_gone(path: Path, router: ZmtpRouter) -> None:
+    sock = shaken(path, router)
+    sock.sendall(frame(b"hello") + frame(b"again"))
+    peer = await_message(router)[0]
+    sock.close()
+    assert router.try_send(peer, [b"x"]) is Sent.DEAD
+    run(router)
+    assert not router._peers
+
+
+def test_what_is_queued_leaves_before_the_end(path: Path, router: ZmtpRouter) -> None:
+    sock = shaken(path, router)
+    sock.sendall(frame(b"hello"))
+    peer = await_message(router)[0]
+    assert router.try_send(peer, [bytes(2_000_000)]) is Sent.YES
+    assert router._peers[peer].has_queue
+    received = bytearray()
+
+    def read() -> None:
+        while part := sock.recv(1 << 20):
+            received.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    router.close(5000)
+    reader.join(5)
+    assert received == message([bytes(2_000_000)])
+    sock.close()
+
+
+def test_without_descriptors_a_client_waits_and_the_others_are_served(
+    path: Path, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = shaken(path, router)
+    waits = socket.socket(socket.AF_UNIX)
+    waits.settimeout(5)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (waits.fileno() + 1, limits[1]))
+    try:
+        waits.connect(str(path))
+        run(router)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert not router.look()  # it does not spin on the one that waits
+    good.sendall(frame(b"fine"))
+    assert await_message(router)[1] == [b"fine"]
+    router.tick(time.monotonic())
+    run(router, 2)
+    assert waits.recv(64, socket.MSG_WAITALL) == GREETING
+    good.close()
+    waits.close()
+
+
+def test_a_wake_up_ends_a_sleep(router: ZmtpRouter) -> None:
+    waker, wakee = socket.socketpair()
+    router.watch(wakee)
+    waker.send(b"x")
+    start = time.monotonic()
+    router.sleep(5000)
+    assert time.monotonic() - start < 4
+    assert router.receive() is None
+    assert not router.look()
+    waker.close()
+    wakee.close()
+
+
+def test_a_daemon_serves_clients_of_both_kinds_and_survives_their_deaths(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine) as running:
+        for _ in range(3):
+            with Client(endpoint) as ours, Peer(endpoint) as theirs:
+                slot, opened = ours.open([1, 2, 3]), theirs.hello().open()
+                assert slot.step().context_len == 4
+                assert theirs.ask("step", **seat(opened))["context_len"] == 4
+        assert isinstance(running.server._listener.router, ZmtpRouter)  # type: ignore[union-attr]
