@@ -27,7 +27,8 @@ class Graphs:
     def capture(
         self, buckets: Sequence[int], run: Callable[[int], None], num_launches: Callable[[], int]
     ) -> None:
-        """Capture `run(bucket)` for every bucket; each must have run eagerly before.
+        """Capture `run(bucket)` for every bucket, in place of a graph that it has; each must have
+        run eagerly before.
 
         `num_launches` counts the kernel launches so far: a graph must have a node for each launch
         of its capture and no other, so that nothing was lost and nothing foreign came in.
@@ -49,6 +50,8 @@ class Graphs:
                 f"bucket {bucket}: {graph.num_nodes} nodes of {launches} launches"
             )
             graph.upload(self.stream)
+            if bucket in self._graphs:
+                self._graphs[bucket].close()
             self._graphs[bucket] = graph
             self.num_nodes[bucket] = graph.num_nodes
         driver.synchronize(self.stream)

@@ -96,6 +96,7 @@ def test_steps_are_measured_at_every_context(
         assert_measured(row)
         assert row["host_us"] >= row["time_us"]
         assert 3 <= row["experts"] <= 5
+    assert tables["eager"][0]["captured_long_us"] > 0
     assert tables["eager"][0]["queued_us"] > 0
     assert [row["rows"] for row in tables["invariance"]] == [1, 1, 1, 4, 4, 4]
 

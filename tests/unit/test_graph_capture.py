@@ -79,6 +79,18 @@ def test_the_largest_bucket_is_captured_first_and_each_replays_its_own_graph(
     assert driver.calls.count("close") == 3
 
 
+def test_a_bucket_that_is_captured_again_frees_the_graph_it_had(
+    make_driver: Callable[..., FakeDriver],
+) -> None:
+    driver = make_driver()
+    captured = Graphs(stream=7)
+    captured.capture((1, 2), driver.step, lambda: driver.launches)
+    captured.capture((1,), driver.step, lambda: driver.launches)
+    assert driver.calls.count("close") == 1
+    captured.close()
+    assert driver.calls.count("close") == 3
+
+
 @pytest.mark.parametrize("lost", [1, -1], ids=["lost", "foreign"])
 def test_a_graph_without_a_node_for_each_launch_is_caught(
     make_driver: Callable[..., FakeDriver], lost: int

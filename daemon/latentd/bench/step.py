@@ -44,6 +44,7 @@ EAGER_COLUMNS: Final = (
     Column("rows", "rows", width=6),
     Column("context", "context"),
     Column("graph_us", "graph us", 1, 10),
+    Column("captured_long_us", "captured long us", 1, 18),
     Column("eager_us", "eager us", 1, 10),
     Column("queued_us", "queued us", 1, 11),
     Column("queued_over_graph", "queued/graph", 3, 14),
@@ -155,14 +156,18 @@ def measure(
 
 
 def compare_eager(steps: Steps, context: int, repeats: int, report: Report) -> None:
-    """Print what the same launches take without a graph, by the device's clock, for one row: as
-    the host makes them, and with all of them in the stream before the first one starts."""
+    """Print what one row takes by the device's clock: with the engine's graph, captured when no
+    row was there; with one captured behind a step of this length; and without a graph, as the host
+    makes the launches, and with all of them in the stream before the first one starts."""
     about = "one row, a graph's replay against the same launches without one (queued: all in time)"
     report.table("eager", about, EAGER_COLUMNS)
     steps.place(1, context)
     graph, eager = steps.time(repeats), steps.time(repeats, eager=True)
     queued = steps.time(repeats, eager=True, behind_us=2 * eager.host_us)
+    steps.backend.capture([steps.bucket])
+    captured_long = steps.time(repeats)
     report.add(
         rows=1, context=context, graph_us=graph.device_us, eager_us=eager.device_us,
-        queued_us=queued.device_us, queued_over_graph=queued.device_us / graph.device_us,
+        captured_long_us=captured_long.device_us, queued_us=queued.device_us,
+        queued_over_graph=queued.device_us / graph.device_us,
     )  # fmt: skip
