@@ -14,12 +14,12 @@ constexpr int kLatentDim = 512;
 constexpr int kRopeDim = 64;
 constexpr int kRowDim = kLatentDim + kRopeDim;
 
-// Programmatic dependent launch. Every kernel of the step calls pdl_launch() as its first instruction and every
-// CTA of it, padding and early exits included, calls pdl_wait() before it exits: only then is the completion of
-// kernel k-1 implied by the completion of kernel k. Before pdl_wait() a kernel writes nothing and reads only weights,
-// what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find that complete),
-// and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the next after its
-// own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
+// Programmatic dependent launch. Every kernel of the step calls pdl_launch() as its first instruction, or
+// pdl_wait_then_launch(), and every CTA of it, padding and early exits included, waits before it exits: only then is the
+// completion of kernel k-1 implied by the completion of kernel k. Before its wait a kernel writes nothing and reads only
+// weights, what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find that
+// complete), and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the next
+// after its own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
 LATENTD_DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -29,6 +29,13 @@ LATENTD_DEVICE void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+// For a small kernel in front of one that loads much: CTAs that start while others still leave fill each SM that comes
+// free, so that some SMs get two and others none, and their first loads stand in the way of those of the small kernel.
+// Behind the wait the card is empty, and CTAs spread evenly.
+LATENTD_DEVICE void pdl_wait_then_launch() {
+  pdl_wait();
+  pdl_launch();
 }
 
 LATENTD_DEVICE uint32_t smem_u32(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }

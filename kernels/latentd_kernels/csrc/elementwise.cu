@@ -62,7 +62,7 @@ LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out,
     const int i = threadIdx.x + n * kNormThreads;
     if (i < vectors) scale[n] = *reinterpret_cast<const uint4*>(weight + i * 8);
   }
-  pdl_wait();
+  pdl_wait_then_launch();  // a product follows
   Vector8 value[kNormVectors];
   float squares = 0.0f;
 #pragma unroll
@@ -119,7 +119,6 @@ LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out,
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     norm_f32(float* x, const bf16* weight, float eps, bf16* out, int dim, long long x_stride, long long out_stride,
              const float* parts, const float* part_weights, int choices) {
-  pdl_launch();
   const long long row = blockIdx.x;
   norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim,
            parts == nullptr ? nullptr : parts + row * choices * dim, part_weights + row * choices, choices);
@@ -132,7 +131,6 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     norm_bf16(const bf16* x, const bf16* weight, float eps, bf16* out, int dim, long long x_stride,
               long long out_stride) {
-  pdl_launch();
   const long long row = blockIdx.x;
   norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim, nullptr, nullptr, 0);
 }

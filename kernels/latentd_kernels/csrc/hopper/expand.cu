@@ -394,14 +394,13 @@ class Expand {
 
 template <int kValues, int kCluster, int kParts>
 LATENTD_DEVICE void expand(const Args& args) {
-  pdl_launch();
   using F = Form<kValues, kCluster, kParts>;
   extern __shared__ __align__(16) char raw[];
   Expand<F> cta(args, *reinterpret_cast<typename F::Smem*>(raw));
   cta.copy_weights();
   const RowPlan plan = cta.plan_of(cta.first_row() + cta.tile_row());
   if (kCluster > 1) cluster_sync();  // nothing is written to a CTA that has not started
-  pdl_wait();
+  pdl_wait_then_launch();  // the output projection follows
   cta.run(plan);
 }
 

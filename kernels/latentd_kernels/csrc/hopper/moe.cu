@@ -169,12 +169,6 @@ struct Ring {
   }
 };
 
-// Waits for the predecessor and only then lets the next kernel start: by then everything before this kernel is visible.
-LATENTD_DEVICE void wait_then_launch() {
-  pdl_wait();
-  pdl_launch();
-}
-
 LATENTD_DEVICE void init_barriers(Scratch& s) {
   if (threadIdx.x == kConsumers) {
     for (int i = 0; i < kMaxStages; i++) {
@@ -370,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Group group = shared_group(routing);
   int early = 0;
   if (loads && shared) early = load_early(loader_of(group), Ring<2>(s, memory, ring_bytes, group.count));
-  wait_then_launch();
+  pdl_wait_then_launch();  // down reads what the router left before it waits
   if (!shared) {
     if (loads) choose_group(routing, s);
     __syncthreads();

@@ -133,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    const float* bias, const int* slot_idx, int* expert_ids, float* expert_weights, long long x_stride,
                    long long out_stride, int rows, int hidden, int experts, int top_k, int scoring, int num_groups,
                    int top_groups, int group_score, int normalize, int num_shared, float scaling) {
-  pdl_launch();
   __shared__ __align__(16) Scratch s;
   cluster_arrive_relaxed();  // all CTAs of the cluster have started before one of them stores into another
   const RouteParams params{experts,     top_k,     scoring,    num_groups, top_groups,
@@ -145,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   uint4 weight = make_uint4(0, 0, 0, 0);
   if (threadIdx.x * 8 < hidden) weight = *reinterpret_cast<const uint4*>(norm_weight + threadIdx.x * 8);
   cluster_wait();
-  pdl_wait();
+  pdl_wait_then_launch();  // the experts follow
   norm_rows(s, x + first * x_stride, x_stride, weight, eps, normed + first * out_stride, out_stride, rows - first,
             hidden);
   multiply(s, fragments, hidden);
