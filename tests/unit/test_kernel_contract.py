@@ -19,6 +19,7 @@ WAITING = {  # device functions that call pdl_wait for their kernel
     "produce": "hopper/linear.cuh",
 }
 LATE = "pdl_wait_then_launch();"
+CALLS = {"pdl_wait", "pdl_wait_then_launch", *WAITING}
 ENTRY = 'extern "C" __global__'
 
 
@@ -70,7 +71,7 @@ def test_every_kernel_lets_the_next_one_launch_and_waits_before_it_may_return(
     name: str,
 ) -> None:
     for kernel, body in kernels(name).items():
-        wait = re.search("|".join(rf"\b{word}\b" for word in ("pdl_wait", "pdl_wait_then_launch", *WAITING)), body)
+        wait = re.search("|".join(rf"\b{word}\b" for word in CALLS), body)
         assert wait, f"{kernel} never waits"
         assert not re.search(r"\breturn\b", body[: wait.start()]), f"{kernel} may leave too early"
 
@@ -83,7 +84,8 @@ def test_every_entry_point_is_such_a_kernel(name: str) -> None:
         start = code.index("{", found.end())
         body = block_at(code, start + 1)
         calls = set(re.findall(r"(\w+)\s*[<(]", body))
-        assert calls & {"pdl_launch", "pdl_wait_then_launch", *launching}, code[found.start() : start]
+        launches = calls & {"pdl_launch", "pdl_wait_then_launch", *launching}
+        assert launches, code[found.start() : start]
 
 
 @pytest.mark.parametrize(("function", "name"), WAITING.items())

@@ -15,11 +15,11 @@ constexpr int kRopeDim = 64;
 constexpr int kRowDim = kLatentDim + kRopeDim;
 
 // Programmatic dependent launch. Every kernel of the step calls pdl_launch() as its first instruction, or
-// pdl_wait_then_launch(), and every CTA of it, padding and early exits included, waits before it exits: only then is the
-// completion of kernel k-1 implied by the completion of kernel k. Before its wait a kernel writes nothing and reads only
-// weights, what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find that
-// complete), and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the next
-// after its own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
+// pdl_wait_then_launch(), and every CTA of it, padding and early exits included, waits before it exits: only then is
+// the completion of kernel k-1 implied by the completion of kernel k. Before its wait a kernel writes nothing and reads
+// only weights, what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find
+// that complete), and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the
+// next after its own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
 LATENTD_DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -400,7 +400,7 @@ LATENTD_DEVICE void expand(const Args& args) {
   cta.copy_weights();
   const RowPlan plan = cta.plan_of(cta.first_row() + cta.tile_row());
   if (kCluster > 1) cluster_sync();  // nothing is written to a CTA that has not started
-  pdl_wait_then_launch();  // the output projection follows
+  pdl_wait_then_launch();            // the output projection follows
   cta.run(plan);
 }
 
