@@ -6,13 +6,14 @@ wants, and is given the `Reply`; a client only moves the bytes.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from latentd_client import protocol
+from latentd_client import packed, protocol
 from latentd_client._exchange import Call, Pending, Reply, refusal, seconds
 from latentd_client._slot import BaseSlot, read_step, whole
 from latentd_client._streaming import settle
@@ -41,6 +42,7 @@ class Calls:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = seconds(timeout_s)
         self.session = ""
+        self._session_bytes = b""
         self.info: DaemonInfo | None = None
         self.orphans: list[Header] = []  # slots whose open was given up, to be closed
 
@@ -54,6 +56,7 @@ class Calls:
         reply = yield Call("hello", {"versions": versions, "client": _NAME}, (), timeout_s)
         self.info = DaemonInfo.from_reply(reply.header)
         self.session = str(reply.header.get("session"))
+        self._session_bytes = self.session.encode()
         return self.info
 
     def translate(self, refusal: RequestRejected) -> LatentdError:
@@ -110,11 +113,29 @@ class Calls:
         """One step of one slot."""
         if slot._reader is not None:
             yield from settle(self, slot)
-        fields = slot.row(token, logits, sampling)
-        fields["session"] = self.session
-        fields["deadline_s"] = self.limit(timeout_s)
-        reply = yield Call("step", fields, (), timeout_s)
+        if (call := self._packed_step(slot, token, logits, sampling, timeout_s)) is None:
+            fields = slot.row(token, logits, sampling)
+            fields["session"] = self.session
+            fields["deadline_s"] = self.limit(timeout_s)
+            call = Call("step", fields, (), timeout_s)
+        reply = yield call
+        if reply.results is not None:
+            return slot.take(reply.results[0])
         return slot.advance(read_step(reply.header, reply.raw))
+
+    def _packed_step(
+        self, slot: BaseSlot, token: int | None, logits: bool, sampling: Sampling | None,
+        timeout_s: float | None,
+    ) -> Call | None:  # fmt: skip
+        """The same in the fixed layout; None if it does not fit in."""
+        if logits or sampling is not None or len(self._session_bytes) != packed.SESSION_BYTES:
+            return None
+        try:
+            seat, pos, token = slot.place(token)
+            step = packed.pack_step(self._session_bytes, self.limit(timeout_s), seat, pos, token)
+        except packed.NotPacked:
+            return None
+        return Call("step", {}, (), timeout_s, packed=step)
 
     def step_rows(
         self, rows: Iterable[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
@@ -122,19 +143,40 @@ class Calls:
         """One step of several slots, in one request."""
         pairs = list(rows)
         for slot, _ in pairs:
-            yield from settle(self, slot)
+            if slot._reader is not None:
+                yield from settle(self, slot)
+        header, raw, results = yield self._rows_call(pairs, logits, timeout_s)
+        if results is not None and len(results) == len(pairs):
+            return [slot.take(row) for (slot, _), row in zip(pairs, results, strict=True)]
+        given = header.get("rows")
+        if not isinstance(given, list) or len(given) != len(pairs):
+            raise ProtocolError("the daemon's reply to step has another number of rows")
+        return self._read_rows(pairs, given, raw)
+
+    def _rows_call(
+        self, pairs: Sequence[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
+    ) -> Call:
+        limit_s = self.limit(timeout_s)
+        if not logits and len(self._session_bytes) == packed.SESSION_BYTES:
+            with contextlib.suppress(packed.NotPacked):
+                places = [slot.place(token) for slot, token in pairs]
+                steps = packed.pack_steps(self._session_bytes, limit_s, places)
+                return Call("step", {}, (), timeout_s, packed=steps)
         fields = {
             "session": self.session,
             "rows": [slot.row(token, logits, None) for slot, token in pairs],
-            "deadline_s": self.limit(timeout_s),
+            "deadline_s": limit_s,
         }
-        header, raw = yield Call("step", fields, (), timeout_s)
-        results = header.get("rows")
-        if not isinstance(results, list) or len(results) != len(pairs):
-            raise ProtocolError("the daemon's reply to step has another number of rows")
+        return Call("step", fields, (), timeout_s)
+
+    @staticmethod
+    def _read_rows(
+        pairs: Sequence[tuple[BaseSlot, int | None]], rows: Sequence[Header], raw: Sequence[Tensor]
+    ) -> list[Step]:
+        """Take over each row's result, then raise the first refusal if there is one."""
         steps: list[Step] = []
         outcomes: list[Step | RequestRejected] = []
-        for (slot, _), result in zip(pairs, results, strict=True):
+        for (slot, _), result in zip(pairs, rows, strict=True):
             if result.get("status") == "ok":
                 steps.append(slot.advance(read_step(result, raw)))
                 outcomes.append(steps[-1])

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from latentd_client import protocol
+from latentd_client import packed, protocol
 from latentd_client.errors import DeadlineExceeded, ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
@@ -35,17 +35,19 @@ def seconds(value: float, what: str = "timeout_s") -> float:
 
 
 class Reply(NamedTuple):
-    """One reply: its header and its raw frames."""
+    """One reply: its header and its raw frames, or `results` of steps (see `packed`)."""
 
     header: Header
     raw: list[Tensor]
+    results: list[packed.Result] | None = None
 
 
 @dataclass(slots=True)
 class Call:
-    """A request to be made. `timeout_s` None means the client's own; `on_late` gets an ok reply
-    that comes after the caller gave up. Without `expect` nobody waits; `is_kept`: a wait that
-    fails does not abandon it (more replies will be asked for). `pending` is set when it is sent.
+    """A request to be made, of `fields` and `raw`, or in the fixed layout (`packed`). `timeout_s`
+    None means the client's own; `on_late` gets an ok reply that comes after the caller gave up.
+    Without `expect` nobody waits; `is_kept`: a wait that fails does not abandon it (more replies
+    will be asked for). `pending` is set when it is sent.
     """
 
     op: str
@@ -56,6 +58,7 @@ class Call:
     expect: bool = True
     is_kept: bool = False
     pending: Pending | None = None
+    packed: packed.Packed | None = None
 
     def __post_init__(self) -> None:
         """Check the caller's time limit."""
@@ -112,9 +115,8 @@ class Exchange:
     def start(self, call: Call) -> tuple[Pending, list[bytes | memoryview]]:
         """Number a call. Raises ProtocolError, before anything is sent, when it breaks a limit
         (the daemon would drop the connection without a word)."""
-        self._last_id += 1
-        header = {"v": protocol.VERSION, "id": self._last_id, "op": call.op, **call.fields}
-        frames = protocol.encode(header, call.raw)
+        self._last_id = request_id = self._next_id()
+        frames = _frames(call, request_id)
         if len(frames) > self.max_frames:
             raise ProtocolError(
                 f"{call.op}: {len(frames)} frames, the daemon takes {self.max_frames}"
@@ -130,21 +132,28 @@ class Exchange:
                     f"{call.op}: a frame of {len(frame)} bytes, "
                     f"the daemon takes {self.max_frame_bytes}"
                 )
-        pending = Pending(self._last_id, call)
+        pending = Pending(request_id, call)
         call.pending = pending
         if call.expect:
-            self._pending[self._last_id] = pending
+            self._pending[request_id] = pending
         return pending, frames
+
+    def _next_id(self) -> int:
+        """A number that no request in flight has."""
+        request_id = self._last_id % packed.MAX_ID + 1
+        while request_id in self._pending or request_id in self._late:
+            request_id = request_id % packed.MAX_ID + 1
+        return request_id
 
     def receive(self, frames: list[bytes]) -> None:
         """Give a message to the request it answers. Replies to abandoned requests are skipped
         (`on_late` is told), and so is what cannot be read."""
         try:
-            header = protocol.decode_header(frames[0])
-            raw = protocol.decode_raw(header, frames[1:])
+            reply = _read(frames)
         except ProtocolError:
             self.skipped += 1
             return
+        header = reply.header
         request_id, status = header.get("id"), header.get("status")
         pending = self._pending.get(request_id) if type(request_id) is int else None
         if pending is None or type(status) is not str:
@@ -157,7 +166,7 @@ class Exchange:
             return
         if not header.get("more"):
             del self._pending[pending.request_id]
-        pending.replies.append(Reply(header, raw))
+        pending.replies.append(reply)
         if pending.wake is not None:
             pending.wake()
 
@@ -173,3 +182,18 @@ class Exchange:
         lost = list(self._pending.values())
         self._pending.clear()
         return lost
+
+
+def _frames(call: Call, request_id: int) -> list[bytes | memoryview]:
+    if call.packed is not None:
+        return [packed.number(call.packed, request_id)]
+    header = {"v": protocol.VERSION, "id": request_id, "op": call.op, **call.fields}
+    return protocol.encode(header, call.raw)
+
+
+def _read(frames: list[bytes]) -> Reply:
+    if len(frames) == 1 and (found := packed.read_results(frames[0])) is not None:
+        request_id, results = found
+        return Reply({"id": request_id, "status": "ok"}, [], results)
+    header = protocol.decode_header(frames[0])
+    return Reply(header, protocol.decode_raw(header, frames[1:]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentd_client import protocol
+from latentd_client import packed, protocol
 from latentd_client.errors import ProtocolError
 from latentd_client.results import Sampling, Step
 
@@ -40,6 +40,9 @@ class BaseSlot:
         self.cached_tokens: int = header.get("cached_tokens", 0)
         self.logits: NDArray[np.float32] | None = read_logits(header, raw)
         self.is_closed = False
+        self._packed_seat: bytes | None = None
+        with contextlib.suppress(packed.NotPacked):
+            self._packed_seat = packed.pack_seat(self.slot_id, self.epoch)
         self._is_forgotten = False  # the daemon no longer has `token`: it must be sent
         self._reader: StreamReader | None = None  # a stream that may still run
 
@@ -62,6 +65,21 @@ class BaseSlot:
         if logits:
             row["logits"] = True
         return {**row, "sampling": sampling.to_wire()} if sampling is not None else row
+
+    def place(self, token: int | None) -> tuple[bytes, int, int]:
+        """The fields of one step that asks for nothing else, for `packed`. Without a token it names
+        the last sampled one. Raises NotPacked."""
+        if token is None:
+            token = self.token
+        if token is None or self._packed_seat is None:
+            raise packed.NotPacked
+        return self._packed_seat, self.context_len, whole(token, "token")
+
+    def take(self, result: packed.Result) -> Step:
+        """Take over the state after a step, and tell of it."""
+        self.context_len, self.token, logprob = result
+        self._is_forgotten = False
+        return Step(self.token, self.context_len, logprob)
 
     def advance(self, step: Step) -> Step:
         """Take over the state after a step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens
+from latentd.replies import step_fields
 from latentd.runs import OpenRun, StepRun, StreamRun
 from latentd.sessions import SlotRecord, Stored
 from latentd_client.errors import RequestRejected
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from latentd.operations import Event, Failed
     from latentd.work import Work
+    from latentd_client import packed
     from latentd_client.protocol import Header
 
 
@@ -22,25 +24,23 @@ def complete(work: Work, events: list[Event]) -> None:
     """Commit what the engine has completed and answer those who wait for it. The replies of steps
     leave before any record is kept: somebody counts the microseconds."""
     runs = work.runs
-    done: list[tuple[StepRun, Header, NDArray[np.float32] | None]] = []
+    done: list[tuple[StepRun, packed.Result, NDArray[np.float32] | None]] = []
     for event in events:
         if not isinstance(event, StepDone):
             _complete_other(work, event)
             continue
         run = runs.pop(event.request, None)
         if isinstance(run, StepRun):
-            results: Header = {
-                "status": "ok",
-                "token": event.token,
-                "context_len": event.context_len,
-                "logprob": event.logprob,
-            }
-            done.append((run, results, event.logits))
+            result, logits = (event.context_len, event.token, event.logprob), event.logits
+            done.append((run, result, logits))
             for ticket, index, replayed in run.waiters:
-                ticket.put(index, results, event.logits, replayed)
-    for run, results, logits in done:
+                if logits is None and not replayed:
+                    ticket.put_plain(index, result)
+                else:
+                    ticket.put(index, step_fields(result), logits, replayed)
+    for run, result, logits in done:
         run.record.running = None
-        run.record.store(run.pos, Stored(run.digest, results, logits))
+        run.record.store(run.pos, Stored(run.digest, step_fields(result), logits))
 
 
 def _complete_other(work: Work, event: OpenDone | StreamTokens | Failed) -> None:

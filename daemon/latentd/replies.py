@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from latentd.packed import pack_head, pack_tail
 from latentd.routing import Sent
-from latentd_client import protocol
+from latentd_client import packed, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,30 +89,36 @@ def refusal_fields(refusal: RequestRejected) -> Header:
     return {**detail, "status": refusal.code, "error": " ".join(str(refusal).split())}
 
 
+def step_fields(result: packed.Result) -> Header:
+    """A step's results as reply fields."""
+    context_len, token, logprob = result
+    return {"status": "ok", "token": token, "context_len": context_len, "logprob": logprob}
+
+
 class Ticket:
     """The one reply that is owed to an open or to a step of one row."""
 
-    __slots__ = ("_head", "_outbox", "peer", "request_id")
+    __slots__ = ("_outbox", "peer", "request_id")
 
     def __init__(self, outbox: Outbox, peer: bytes, request_id: int) -> None:
         self._outbox = outbox
         self.peer = peer
         self.request_id = request_id
-        self._head: bytes | None = None
 
-    def prepare(self, context_len: int) -> None:
-        """Pack a step's reply but for its token, ahead of `put`."""
-        self._head = pack_head(self.request_id, context_len)
+    def put_plain(self, index: int, result: packed.Result) -> None:
+        """Send a step's results."""
+        try:
+            frame = packed.pack_result(self.request_id, result)
+        except packed.NotPacked:
+            self.put(index, step_fields(result))
+            return
+        self._outbox.deliver(self.peer, [frame])
 
     def put(
         self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
         replayed: bool = False,
     ) -> None:  # fmt: skip
         """Send the results (`status` is one of them)."""
-        if self._head is not None and logits is None and not replayed:
-            tail = pack_tail(results["token"], results["logprob"])
-            self._outbox.deliver(self.peer, [self._head + tail])
-            return
         header = {"v": protocol.VERSION, "id": self.request_id, **results}
         if logits is not None:
             header["logits"] = {"raw": 0}
@@ -128,21 +134,30 @@ class Ticket:
 class RowsTicket:
     """The one reply that is owed for all rows of a step."""
 
-    __slots__ = ("_missing", "_outbox", "_raw", "_rows", "peer", "request_id")
+    __slots__ = ("_is_plain", "_missing", "_outbox", "_raw", "_rows", "peer", "request_id")
 
     def __init__(self, outbox: Outbox, peer: bytes, request_id: int, rows: int) -> None:
         self._outbox = outbox
         self.peer = peer
         self.request_id = request_id
         self._missing = rows
-        self._rows: list[Header] = [{}] * rows
+        self._rows: list[Header | packed.Result] = [{}] * rows
+        self._is_plain = True
         self._raw: list[NDArray[np.float32]] = []
+
+    def put_plain(self, index: int, result: packed.Result) -> None:
+        """A row's results; the last row sends the reply."""
+        self._rows[index] = result
+        self._missing -= 1
+        if not self._missing:
+            self._send()
 
     def put(
         self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
         replayed: bool = False,
     ) -> None:  # fmt: skip
-        """A row's results; the last row sends the reply."""
+        """The same with what is not only a step's results."""
+        self._is_plain = False
         if logits is not None:
             results = {**results, "logits": {"raw": len(self._raw)}}
             self._raw.append(logits)
@@ -155,6 +170,7 @@ class RowsTicket:
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """A row's refusal."""
+        self._is_plain = False
         self._outbox.counters["refused_" + refusal.code] += 1
         self._rows[index] = refusal_fields(refusal)
         self._missing -= 1
@@ -162,5 +178,11 @@ class RowsTicket:
             self._send()
 
     def _send(self) -> None:
-        header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok", "rows": self._rows}
+        if self._is_plain:
+            with contextlib.suppress(packed.NotPacked):
+                frame = packed.pack_results(self.request_id, self._rows)  # type: ignore[arg-type]
+                self._outbox.deliver(self.peer, [frame])
+                return
+        rows = [step_fields(row) if isinstance(row, tuple) else row for row in self._rows]
+        header = {"v": protocol.VERSION, "id": self.request_id, "status": "ok", "rows": rows}
         self._outbox.send(self.peer, header, self._raw)

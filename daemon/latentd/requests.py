@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from latentd import requests_admit, requests_session, requests_step
 from latentd.operations import DeviceFault
-from latentd_client import fields, protocol
+from latentd_client import fields, packed, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
@@ -46,11 +46,12 @@ def handle(work: Work, peer: bytes, frames: list[bytes], num_frames: int) -> Non
     Raises DeviceFault only."""
     request_id: int | None = None
     try:
+        if num_frames == 1 and (steps := packed.read_steps(frames[0])) is not None:
+            request_id = steps.request_id
+            requests_step.run_packed(work, peer, steps)
+            return
         header = _read_header(frames)
         request_id = read_id(header)
-        if num_frames == 1 and requests_step.is_plain(header) and work.fault is None:
-            requests_step.step(work, peer, request_id, header, [])
-            return
         if num_frames > work.options.max_frames:
             text = f"{num_frames} frames, at most {work.options.max_frames}"
             raise RequestRejected("too_large", text)
@@ -94,8 +95,7 @@ def read_id(header: Header) -> int:
 def _dispatch(
     work: Work, peer: bytes, request_id: int, header: Header, frames: list[bytes]
 ) -> Header | None:
-    if work.fault is not None:
-        raise RequestRejected("device_fault", work.fault)
+    work.check_fault()
     op = header.get("op")
     handler = HANDLERS.get(op) if type(op) is str else None
     if handler is None:

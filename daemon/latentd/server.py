@@ -150,11 +150,10 @@ class Server:
             requests.handle(self._work, *message)
 
     def _run(self, engine: EngineProtocol) -> None:
-        """One launch; its replies are prepared while the device works."""
+        """One launch, and its replies."""
         work, gather = self._work, self._gather
         started = time.monotonic()
         engine.launch()
-        work.prepare()
         gather.launched(work)
         complete(work, engine.finish())
         gather.answered(started, time.monotonic())

@@ -12,7 +12,7 @@ from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.operations import EngineProtocol, OpenRequest, StepRequest, StreamRequest
-    from latentd.replies import Outbox, Ticket
+    from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions, SlotRecord
     from latentd_client.protocol import Header
@@ -39,8 +39,7 @@ class ServerOptions:
 @dataclass(eq=False)
 class Work:
     """State of the serving side; the engine thread owns it. `now` is monotonic, set once a turn;
-    `fault` is set when the device has failed, `is_draining` when new work is refused; `early` holds
-    replies of steps to be prepared, with the length that they will tell."""
+    `fault` is set when the device has failed, `is_draining` when new work is refused."""
 
     engine: EngineProtocol
     options: ServerOptions
@@ -50,16 +49,14 @@ class Work:
     runs: dict[OpenRequest | StepRequest | StreamRequest, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
     deadlines: dict[OpenRun, None] = field(default_factory=dict)
-    early: list[tuple[Ticket, int]] = field(default_factory=list)
     now: float = 0.0
     is_draining: bool = False
     fault: str | None = None
 
-    def prepare(self) -> None:
-        """Pack what can be packed while the device works."""
-        for ticket, context_len in self.early:
-            ticket.prepare(context_len)
-        self.early.clear()
+    def check_fault(self) -> None:
+        """Raise RequestRejected when the device has failed."""
+        if self.fault is not None:
+            raise RequestRejected("device_fault", self.fault)
 
     def check_launch(self, deadline_s: float | None) -> None:
         """Raise RequestRejected when nothing new may start, or not any more."""

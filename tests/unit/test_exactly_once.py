@@ -41,14 +41,6 @@ def test_the_same_step_again_is_replayed_and_appends_nothing(peer: Peer) -> None
     assert peer.ask("step", **{**seat(opened), "pos": 4})["context_len"] == 5
 
 
-def test_a_replay_leaves_nothing_to_be_prepared(endpoint: str, engine: FakeEngine) -> None:
-    with serving(endpoint, engine) as running, Peer(endpoint) as peer:
-        opened = peer.hello().open()
-        for _ in range(3):
-            peer.ask("step", **seat(opened), token=9)
-        assert running.server._work.early == []
-
-
 def test_a_replay_carries_the_logits_again(peer: Peer) -> None:
     opened = peer.open()
     for replayed in (None, True):
