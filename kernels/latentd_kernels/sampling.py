@@ -1,15 +1,22 @@
-"""Launches of the sampler; csrc/sampling.cu computes it, reference/sampling.py states its rules."""
+"""Launches of the sampler: csrc/hopper/sampling.cu where a row fits a cluster's shared memory, else
+csrc/sampling.cu. reference/sampling.py states its rules."""
 
 from __future__ import annotations
 
 from ctypes import c_int32, c_int64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from latentd_kernels.launcher import Launcher
+from latentd_kernels.launcher import HOPPER, Launcher
 from latentd_kernels.staging import MAX_SAMPLE_CHUNKS, SAMPLE_CHUNK
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from latentd_kernels.function import Argument
+
+_CTAS: Final = 8  # of a cluster of csrc/hopper/sampling.cu
+MAX_CLUSTER_VOCAB: Final = _CTAS * 48 * 1024
+"""Largest vocabulary of which a CTA's shared memory holds an eighth."""
 
 
 class SamplingLaunches(Launcher):
@@ -17,32 +24,33 @@ class SamplingLaunches(Launcher):
 
     def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
         """See `Ops.sample`."""
-        vocab = logits.shape[1]
+        vocab, ring, inputs = logits.shape[1], self.ring, self.inputs
+        fields: list[Argument] = [
+            field[first_row:]
+            for field in (
+                inputs.slot_idx, inputs.context_len, inputs.temperature, inputs.top_k,
+                inputs.top_p, inputs.min_p, inputs.seed,
+            )
+        ]  # fmt: skip
+        size: list[Argument] = [c_int32(vocab), c_int64(logits.stride(0))]
+        if self.library.arch == HOPPER and vocab <= MAX_CLUSTER_VOCAB:
+            self.library.launch(
+                "sample_row", (_CTAS * rows, 1, 1), 512,
+                [logits, *fields, ring.tokens, ring.logprobs, *size],
+                stream=self.stream, smem=4 * -(-vocab // _CTAS), cluster=(_CTAS, 1, 1),
+            )  # fmt: skip
+            return
         chunks = -(-vocab // SAMPLE_CHUNK)
         if chunks > MAX_SAMPLE_CHUNKS:
             raise ValueError(
                 f"sample: a vocabulary of {vocab} exceeds {SAMPLE_CHUNK * MAX_SAMPLE_CHUNKS}"
             )
-        inputs, ring = self.inputs, self.ring
-        slot_idx = inputs.slot_idx[first_row:]
-        size, stride = c_int32(vocab), c_int64(logits.stride(0))
+        parts = ring.sample_parts
         self.library.launch(
-            "sample_parts",
-            (chunks, rows, 1),
-            256,
-            [logits, slot_idx, ring.sample_parts, size, stride],
+            "sample_parts", (chunks, rows, 1), 256, [logits, fields[0], parts, *size],
             stream=self.stream,
-        )
-        row_fields = (
-            inputs.context_len,
-            inputs.temperature,
-            inputs.top_k,
-            inputs.top_p,
-            inputs.min_p,
-            inputs.seed,
-        )
-        args = [logits, ring.sample_parts, slot_idx, *(field[first_row:] for field in row_fields)]
-        args += [ring.tokens, ring.logprobs]
+        )  # fmt: skip
         self.library.launch(
-            "sample_choose", (rows, 1, 1), 1024, [*args, size, stride], stream=self.stream
-        )
+            "sample_choose", (rows, 1, 1), 1024,
+            [logits, parts, *fields, ring.tokens, ring.logprobs, *size], stream=self.stream,
+        )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 
 from latentd_kernels.cuda_ops import CudaOps
 from latentd_kernels.reference.sampling import draw, log_probability, random_bits
+from latentd_kernels.sampling import MAX_CLUSTER_VOCAB
 from launching import CUDA, make_ops, randn, replay
 
 pytestmark = pytest.mark.gpu
@@ -87,6 +88,35 @@ def test_ties_and_odd_values_follow_the_reference(setting: str) -> None:
         assert float(ops.ring.logprobs[row]) == pytest.approx(
             log_probability(host[row], token), abs=1e-5
         )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_both_samplers_choose_the_same_tokens(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    ops = make_ops()
+    set_rows(ops, SETTINGS[setting])
+    for logits in (randn(16, 102400, dtype=torch.float32, scale=3.0), torch.zeros(16, 5003)):
+        logits = logits.to(CUDA)
+        found = []
+        for limit in (MAX_CLUSTER_VOCAB, 0):
+            monkeypatch.setattr("latentd_kernels.sampling.MAX_CLUSTER_VOCAB", limit)
+            ops.sample(logits, 0, 16)
+            found.append((ops.ring.tokens[:16].clone(), ops.ring.logprobs[:16].clone()))
+        assert torch.equal(found[0][0], found[1][0])
+        torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [MAX_CLUSTER_VOCAB, MAX_CLUSTER_VOCAB + 1, 524288])
+def test_the_largest_vocabularies_are_sampled(vocab: int) -> None:
+    torch.manual_seed(5)
+    ops = make_ops()
+    set_rows(ops, SETTINGS["all"])
+    logits = randn(2, vocab, dtype=torch.float32, scale=3.0)
+    ops.sample(logits, 0, 2)
+    host = logits.cpu().numpy()
+    assert ops.ring.tokens[:2].tolist() == [expected(ops, host, row) for row in range(2)]
 
 
 def test_a_row_does_not_depend_on_its_batch_and_padding_rows_sample_nothing() -> None:
