@@ -180,70 +180,74 @@ LATENTD_DEVICE void init_barriers(Scratch& s) {
   __syncthreads();
 }
 
-// What the loader warp copies: block b of the group is k = 64 (b % num_blocks) of the weights and of a pass's rows.
+// What the loader warp copies, in the order in which both sides walk the ring: for every pass over the group's rows all
+// blocks of 64 k. Where it stands is counted along: divisions would take longer than the copies.
 template <int kTiles>
 struct Loader {
   const TensorMap* weights;
   int weight_row, tile_distance;  // first row of the first tile; rows from it to the next tile
   int num_blocks, count;          // blocks of a pass, rows of the group
+  int block = 0, first_row = 0;   // of the pass; of the group, that the pass begins with
 
-  LATENTD_DEVICE int total() const { return num_blocks * ((count + kMaxWidth - 1) / kMaxWidth); }
-  LATENTD_DEVICE int k_of(int block) const { return block % num_blocks * kBlockK; }
-  LATENTD_DEVICE int first_row(int block) const { return block / num_blocks * kMaxWidth; }
-  LATENTD_DEVICE int width(int block) const { return width_of(min(count - first_row(block), kMaxWidth)); }
+  LATENTD_DEVICE bool is_done() const { return first_row >= count; }
+  LATENTD_DEVICE int k() const { return block * kBlockK; }
+  LATENTD_DEVICE int width() const { return width_of(min(count - first_row, kMaxWidth)); }
+  LATENTD_DEVICE void advance() {
+    if (++block == num_blocks) block = 0, first_row += kMaxWidth;
+  }
 
   // Announces a block of `rows` rows and copies its weights; one thread.
-  LATENTD_DEVICE void load_weights(const Ring<kTiles>& ring, int slot, int block, int rows) const {
+  LATENTD_DEVICE void load_weights(const Ring<kTiles>& ring, int slot, int rows) const {
     const uint32_t full = ring.full + slot * 8;
     barrier_expect(full, kTiles * kTileBytes + rows * kBlockK * 2);
 #pragma unroll
     for (int t = 0; t < kTiles; t++) {
-      tensor_load_keep(ring.tile(slot, t), weights, k_of(block), weight_row + t * tile_distance, full, kEvictFirst);
+      tensor_load_keep(ring.tile(slot, t), weights, k(), weight_row + t * tile_distance, full, kEvictFirst);
     }
   }
   // Copies a block's rows, which stand together in their tensor from row `first` on, in boxes of 64 or 8; one thread.
-  LATENTD_DEVICE void load_boxes(const Ring<kTiles>& ring, int slot, int block, const TensorMap* rows64,
-                                 const TensorMap* rows8, int first) const {
-    const bool is_wide = width(block) >= 64;
-    const TensorMap* map = is_wide ? rows64 : rows8;
-    for (int r = 0; r < width(block); r += is_wide ? 64 : 8) {
-      const int row = first + first_row(block) + r;
-      tensor_load(ring.rows(slot) + r * kBlockK * 2, map, k_of(block), row, ring.full + slot * 8);
+  LATENTD_DEVICE void load_boxes(const Ring<kTiles>& ring, int slot, const TensorMap* rows64, const TensorMap* rows8,
+                                 int first) const {
+    const int rows = width(), box = rows >= 64 ? 64 : 8;
+    const TensorMap* map = rows >= 64 ? rows64 : rows8;
+    for (int r = 0; r < rows; r += box) {
+      tensor_load(ring.rows(slot) + r * kBlockK * 2, map, k(), first + first_row + r, ring.full + slot * 8);
     }
   }
   // Copies rows from anywhere, one box of one row each: row0 and row1 are those of this lane and of 32 lanes on; the
   // swizzle goes by address, so a row may land anywhere in the tile. The whole warp.
-  LATENTD_DEVICE void gather(const Ring<kTiles>& ring, int slot, int block, const TensorMap* rows1, int row0,
-                             int row1) const {
+  LATENTD_DEVICE void gather(const Ring<kTiles>& ring, int slot, const TensorMap* rows1, int row0, int row1) const {
     const int lane = threadIdx.x & 31;
     const uint32_t to = ring.rows(slot) + lane * kBlockK * 2, full = ring.full + slot * 8;
-    if (lane < count) tensor_load(to, rows1, k_of(block), row0, full);
-    if (lane + 32 < count) tensor_load(to + 32 * kBlockK * 2, rows1, k_of(block), row1, full);
+    if (lane < count) tensor_load(to, rows1, k(), row0, full);
+    if (lane + 32 < count) tensor_load(to + 32 * kBlockK * 2, rows1, k(), row1, full);
   }
 };
 
 // The weights of the first stages, before the activations are there. Returns how many blocks that is.
 template <int kTiles>
-LATENTD_DEVICE int load_early(const Loader<kTiles>& loader, const Ring<kTiles>& ring) {
-  const int early = min(ring.stages, loader.total());
-  if (threadIdx.x % 32 == 0) {
-    for (int block = 0; block < early; block++) loader.load_weights(ring, block, block, loader.width(block));
+LATENTD_DEVICE int load_early(Loader<kTiles> loader, const Ring<kTiles>& ring) {
+  int slot = 0;
+  for (; slot < ring.stages && !loader.is_done(); slot++) {
+    if (threadIdx.x % 32 == 0) loader.load_weights(ring, slot, loader.width());
+    loader.advance();
   }
-  return early;
+  return slot;
 }
 
-// Everything else; load_rows(slot, block) is called by the whole warp, announced(block) says how many rows it copies.
+// Everything else; load_rows(loader, slot) is called by the whole warp, announced(loader) says how many rows it copies.
 template <int kTiles, class Announced, class LoadRows>
-LATENTD_DEVICE void load_group(const Loader<kTiles>& loader, Ring<kTiles>& ring, int early, const Announced& announced,
+LATENTD_DEVICE void load_group(Loader<kTiles> loader, Ring<kTiles>& ring, int early, const Announced& announced,
                                const LoadRows& load_rows) {
-  for (int block = 0; block < loader.total(); block++) {
+  for (int index = 0; !loader.is_done(); index++) {
     if (threadIdx.x % 32 == 0) {
-      if (block >= ring.stages) barrier_wait(ring.empty + ring.slot * 8, ring.parity ^ 1);
-      if (block >= early) loader.load_weights(ring, ring.slot, block, announced(block));
+      if (index >= ring.stages) barrier_wait(ring.empty + ring.slot * 8, ring.parity ^ 1);
+      if (index >= early) loader.load_weights(ring, ring.slot, announced(loader));
     }
     __syncwarp();
-    load_rows(ring.slot, block);
+    load_rows(loader, ring.slot);
     ring.advance();
+    loader.advance();
   }
 }
 
@@ -361,6 +365,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const int row = group.expert * 2 * inner + blockIdx.x * kFeatures;
     return Loader<2>{&weights, row, inner, k / kBlockK, group.count};
   };
+  if (threadIdx.x == 0) {
+    tensor_map_prefetch(&weights);
+    tensor_map_prefetch(&x1);
+    tensor_map_prefetch(&x8);
+  }
   Group group = shared_group(routing);
   int early = 0;
   if (loads && shared) early = load_early(loader_of(group), Ring<2>(s, memory, ring_bytes, group.count));
@@ -374,10 +383,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Ring<2> ring(s, memory, ring_bytes, group.count);
   if (loads) {
     const Loader<2> loader = loader_of(group);
-    const auto whole = [&](int block) { return loader.width(block); };
+    const auto whole = [](const Loader<2>& at) { return at.width(); };
     const auto boxes = [&](const TensorMap* rows64, const TensorMap* rows8, int first) {
-      load_group(loader, ring, early, whole, [&](int slot, int block) {
-        if (threadIdx.x == kConsumers) loader.load_boxes(ring, slot, block, rows64, rows8, first);
+      load_group(loader, ring, early, whole, [&](const Loader<2>& at, int slot) {
+        if (threadIdx.x == kConsumers) at.load_boxes(ring, slot, rows64, rows8, first);
       });
     };
     if (shared) {
@@ -389,8 +398,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const int row0 = lane < group.count ? s.entries[lane] / choices : 0;
       const int row1 = lane + 32 < group.count ? s.entries[lane + 32] / choices : 0;
       load_group(
-          loader, ring, 0, [&](int) { return group.count; },
-          [&](int slot, int block) { loader.gather(ring, slot, block, &x1, row0, row1); });
+          loader, ring, 0, [](const Loader<2>& at) { return at.count; },
+          [&](const Loader<2>& at, int slot) { at.gather(ring, slot, &x1, row0, row1); });
     }
     return;
   }
@@ -417,14 +426,15 @@ LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden8, con
   const int feature = blockIdx.x * kTiles * kFeatures;
   const Loader<kTiles> loader{weights, group.expert * num_features + feature, kFeatures, inner / kBlockK, group.count};
   Ring<kTiles> ring(s, ring_memory(dynamic), ring_bytes, group.count);
+  if (threadIdx.x == 0) tensor_map_prefetch(hidden8);
   const int early = loads ? load_early(loader, ring) : 0;
   pdl_wait();
   if (group.count == 0) return;
   if (loads) {
     load_group(
-        loader, ring, early, [&](int block) { return loader.width(block); },
-        [&](int slot, int block) {
-          if (threadIdx.x == kConsumers) loader.load_boxes(ring, slot, block, hidden64, hidden8, group.first);
+        loader, ring, early, [](const Loader<kTiles>& at) { return at.width(); },
+        [&](const Loader<kTiles>& at, int slot) {
+          if (threadIdx.x == kConsumers) at.load_boxes(ring, slot, hidden64, hidden8, group.first);
         });
     return;
   }
