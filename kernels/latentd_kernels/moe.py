@@ -84,7 +84,9 @@ class MoeLaunches(DenseLaunches):
     ) -> None:  # fmt: skip
         """See `Ops.norm_route`; plans the expert products too, where they need it."""
         experts, hidden = router.shape
-        fits = experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
+        fits = (
+            2 <= experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
+        )
         if self.library.arch != HOPPER or not fits:
             self.norm(x, norm_weight, eps, normed, rows)
             self.linear(normed, router, logits, rows)

@@ -39,7 +39,7 @@ def test_parts_are_added_in_order_and_stored_back() -> None:
     assert relative_l2(out, rms_norm(x, weight)) < 3e-3
 
 
-def test_a_part_of_weight_zero_is_not_read() -> None:
+def test_a_part_of_weight_zero_counts_for_nothing() -> None:
     torch.manual_seed(3)
     ops = make_ops()
     x, weight = randn(2, 256, dtype=torch.float32), randn(256)

@@ -26,7 +26,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
     score[i] = e < p.experts ? logits[e] : -INFINITY;
     peak = fmaxf(peak, score[i]);
   }
-  peak = warp_max(peak);
+  if (p.scoring == kSoftmax) peak = key_value(__reduce_max_sync(0xffffffffu, ordered_key(peak)));
 #pragma unroll
   for (int i = 0; i < kExpertsALane; i++) {
     if (lane + i * 32 >= p.experts) {
@@ -38,7 +38,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
     }
     sum += score[i];
   }
-  sum = warp_sum(sum);
+  if (p.scoring == kSoftmax) sum = warp_sum(sum);
 
   // The choice: scores plus bias. Key 0 means not (or no longer) to be chosen; NaN counts as -inf.
   uint32_t key[kExpertsALane];
@@ -102,12 +102,12 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
     }
   }
   float weight = lane < p.top_k ? scores[chosen] : 1.0f;
-  float total = 0.0f;
-  for (int n = 0; n < p.top_k; n++) total += __shfl_sync(0xffffffffu, weight, n);
-  if (lane < p.top_k) {
-    if (p.normalize) weight /= total + kNormalizeEps;
-    weight *= p.scaling;
+  if (p.normalize) {
+    float total = 0.0f;
+    for (int n = 0; n < p.top_k; n++) total += __shfl_sync(0xffffffffu, weight, n);
+    if (lane < p.top_k) weight /= total + kNormalizeEps;
   }
+  if (lane < p.top_k) weight *= p.scaling;
   if (lane < p.top_k + p.num_shared) {
     ids[lane] = chosen;
     weights[lane] = weight;

@@ -1,4 +1,5 @@
 // The norm in front of a MoE layer, its router and the choice of experts in one node, for small routers.
+#include "../norm.cuh"
 #include "../route.cuh"
 #include "async.cuh"
 
@@ -10,17 +11,11 @@ constexpr int kCtaExperts = 16;  // the M side
 constexpr int kFusedExperts = kClusterCtas * kCtaExperts;
 constexpr int kChunkK = 32;    // k of two mma; lane t of four takes 8 t .. 8 t + 7 of it, in both operands
 constexpr int kMaxChunks = 8;  // of a warp; moe.py limits the hidden size by it
+constexpr int kChains = 4;     // of products in a warp; chunk c belongs to chain c % 4
 constexpr int kMaxHidden = kWarps * kMaxChunks * kChunkK;
-constexpr int kSkew = 8;  // elements behind a row in shared memory, against bank conflicts
+constexpr int kRehearsedRows = 1;  // with more, CTAs find room too late to rehearse while others work
+constexpr int kSkew = 8;           // elements behind a row in shared memory, against bank conflicts
 static_assert(kMaxHidden == kThreads * 8, "a thread norms one vector of 8 elements of a row");
-
-struct Vector8 {
-  float v[8];
-};
-LATENTD_DEVICE Vector8 unpack(const uint4& p) {
-  return {
-      {bf16_lo(p.x), bf16_hi(p.x), bf16_lo(p.y), bf16_hi(p.y), bf16_lo(p.z), bf16_hi(p.z), bf16_lo(p.w), bf16_hi(p.w)}};
-}
 
 struct Scratch {
   bf16 normed[kClusterRows][kMaxHidden + kSkew];
@@ -28,6 +23,10 @@ struct Scratch {
   float partial[kWarps][kClusterRows][kCtaExperts];
   float logits[kClusterRows / kClusterCtas][kFusedExperts];  // of the rows that this CTA routes
   float scores[kClusterRows / kClusterCtas][kMaxExperts];
+  float bias[kFusedExperts];
+  int ids[kWarps][32];  // of the rehearsal
+  float weights[kWarps][32];
+  uint64_t received;  // barrier of `logits`, which all CTAs of the cluster fill
 };
 
 // The weights of this lane's fragments: expert rows g and g + 8 of chunks warp, warp + 8, ...
@@ -47,7 +46,7 @@ LATENTD_DEVICE void load_router(Fragments& f, const bf16* router, int experts, i
 }
 
 // RMSNorm of the cluster's rows into shared memory, by every CTA, with the arithmetic of norm_f32; each CTA stores
-// every fourth row of them.
+// every fourth row of them, if there is an `out`.
 LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, const uint4& weight, float eps, bf16* out,
                               long long out_stride, int num_rows, int hidden) {
   const int at = threadIdx.x * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = cluster_rank();
@@ -56,21 +55,15 @@ LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, co
   for (int r = 0; r < kClusterRows; r++) {
     value[r] = {};
     if (r >= num_rows || at >= hidden) continue;
-    const float4* p = reinterpret_cast<const float4*>(x + r * x_stride + at);
-    const float4 a = p[0], b = p[1];
-    value[r] = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+    value[r] = load8(x + r * x_stride + at);
   }
 #pragma unroll
   for (int r = 0; r < kClusterRows; r++) {
     if (r >= num_rows) continue;
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; j++) squares = fmaf(value[r].v[j], value[r].v[j], squares);
-    squares = warp_sum(squares);
+    const float squares = warp_sum(add_squares(0.0f, value[r]));
     if (lane == 0) s.squares[r][warp] = squares;
   }
   __syncthreads();
-  const Vector8 scale = unpack(weight);
 #pragma unroll
   for (int r = 0; r < kClusterRows; r++) {
     if (at >= hidden) continue;
@@ -80,11 +73,8 @@ LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, co
 #pragma unroll
       for (int w = 0; w < kWarps; w++) sum += s.squares[r][w];
       const float inverse = rsqrtf(sum / static_cast<float>(hidden) + eps);
-      float y[8];
-#pragma unroll
-      for (int j = 0; j < 8; j++) y[j] = value[r].v[j] * inverse * scale.v[j];
-      landed = make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]), pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7]));
-      if (r % kClusterCtas == rank) *reinterpret_cast<uint4*>(out + r * out_stride + at) = landed;
+      landed = scaled(value[r], inverse, weight);
+      if (out != nullptr && r % kClusterCtas == rank) *reinterpret_cast<uint4*>(out + r * out_stride + at) = landed;
     }
     *reinterpret_cast<uint4*>(&s.normed[r][at]) = landed;
   }
@@ -92,10 +82,10 @@ LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, co
 }
 
 // The CTA's experts times the cluster's rows: a warp takes every eighth chunk, the warps are added in order, and each
-// logit goes to the CTA that routes its row.
-LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int hidden) {
+// pair of logits goes, if `send`, to the CTA that routes its row.
+LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int num_rows, int hidden, bool send) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  float acc[4] = {};
+  float acc[kChains][4] = {};
 #pragma unroll
   for (int c = 0; c < kMaxChunks; c++) {
     const int k = (c * kWarps + warp) * kChunkK;
@@ -103,20 +93,34 @@ LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int hidden) {
     const uint4 x = *reinterpret_cast<const uint4*>(&s.normed[lane / 4][k + lane % 4 * 8]);
     const uint32_t first[4] = {f.lo[c].x, f.hi[c].x, f.lo[c].y, f.hi[c].y};
     const uint32_t second[4] = {f.lo[c].z, f.hi[c].z, f.lo[c].w, f.hi[c].w};
-    mma_16816(acc, first, x.x, x.y);
-    mma_16816(acc, second, x.z, x.w);
+    mma_16816(acc[c % kChains], first, x.x, x.y);
+    mma_16816(acc[c % kChains], second, x.z, x.w);
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) s.partial[warp][lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = acc[i];
+  for (int i = 0; i < 4; i++) {
+    const float sum = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+    s.partial[warp][lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = sum;
+  }
   __syncthreads();
-  if (threadIdx.x < kClusterRows * kCtaExperts) {
-    const int row = threadIdx.x / kCtaExperts, expert = threadIdx.x % kCtaExperts;
-    float logit = 0.0f;
+  const int row = threadIdx.x / (kCtaExperts / 2), expert = threadIdx.x % (kCtaExperts / 2) * 2;
+  if (row >= min(num_rows, kClusterRows)) return;
+  float2 logit = {};
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) logit += s.partial[w][row][expert];
-    const uint32_t place = smem_u32(&s.logits[row / kClusterCtas][cluster_rank() * kCtaExperts + expert]);
-    cluster_store(cluster_address(place, row % kClusterCtas), __float_as_uint(logit));
+  for (int w = 0; w < kWarps; w++) {
+    const float2 part = *reinterpret_cast<const float2*>(&s.partial[w][row][expert]);
+    logit.x += part.x, logit.y += part.y;
   }
+  const uint32_t place = smem_u32(&s.logits[row / kClusterCtas][cluster_rank() * kCtaExperts + expert]);
+  const int owner = row % kClusterCtas;
+  if (send) async_store(cluster_address(place, owner), logit.x, logit.y, cluster_address(smem_u32(&s.received), owner));
+}
+
+// The barrier of the logits that this CTA will get, before any CTA of the cluster can send some; one thread.
+LATENTD_DEVICE void expect_logits(Scratch& s, int num_rows) {
+  const int mine = (min(num_rows, kClusterRows) + kClusterCtas - 1 - cluster_rank()) / kClusterCtas;
+  barrier_init(smem_u32(&s.received), 1);
+  barrier_init_fence();
+  barrier_expect(smem_u32(&s.received), mine * kFusedExperts * static_cast<int>(sizeof(float)));
 }
 
 // kernel moe_norm_route: RMS-normalizes rows of the residual stream, multiplies them with the router and chooses their
@@ -126,7 +130,8 @@ LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int hidden) {
 //   expert_weights [rows, top_k + num_shared] as moe_route writes them; hidden a multiple of 256 up to 2048, at most 64
 //   experts.
 // rounds: the norm as norm_f32, landed; logits in f32: each of 8 warps sums every eighth chunk of 32 k, two mma a chunk
-//   in rising order, the warps are added in order; the choice as moe_route.
+//   in rising order, in four chains that take its chunks in turn and are added as (0 + 1) + (2 + 3); the warps are
+//   added in order; the choice as moe_route.
 // launch: grid (4 * ceil(rows / 8), 1, 1) in clusters of 4, 256 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads)
     moe_norm_route(const float* x, const bf16* norm_weight, float eps, bf16* normed, const bf16* router,
@@ -134,29 +139,45 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    long long out_stride, int rows, int hidden, int experts, int top_k, int scoring, int num_groups,
                    int top_groups, int group_score, int normalize, int num_shared, float scaling) {
   __shared__ __align__(16) Scratch s;
-  cluster_arrive_relaxed();  // all CTAs of the cluster have started before one of them stores into another
   const RouteParams params{experts,     top_k,     scoring,    num_groups, top_groups,
                            group_score, normalize, num_shared, scaling};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = cluster_rank();
   const int first = blockIdx.x / kClusterCtas * kClusterRows, choices = top_k + num_shared;
+  const int row = first + warp * kClusterCtas + rank;  // that this warp routes
+  const bool routes = warp < kClusterRows / kClusterCtas && row < rows;
+  if (threadIdx.x == 0) expect_logits(s, rows - first);
+  cluster_arrive_relaxed();  // waited for before the first store into another CTA: its barrier is ready then
   Fragments fragments;
   load_router(fragments, router, experts, hidden);
   uint4 weight = make_uint4(0, 0, 0, 0);
   if (threadIdx.x * 8 < hidden) weight = *reinterpret_cast<const uint4*>(norm_weight + threadIdx.x * 8);
+  if (bias != nullptr && threadIdx.x < experts) s.bias[threadIdx.x] = bias[threadIdx.x];
+  const bool is_live = routes && slot_idx[row] >= 0;
   cluster_wait();
-  pdl_wait_then_launch();  // the experts follow
-  norm_rows(s, x + first * x_stride, x_stride, weight, eps, normed + first * out_stride, out_stride, rows - first,
-            hidden);
-  multiply(s, fragments, hidden);
-  cluster_sync();
-  const int row = first + warp * kClusterCtas + rank;
-  if (warp >= kClusterRows / kClusterCtas || row >= rows) return;
-  int* ids = expert_ids + row * choices;
-  float* weights = expert_weights + row * choices;
-  if (slot_idx[row] >= 0) {
-    route_row<kFusedExperts / 32>(s.logits[warp], bias, params, s.scores[warp], ids, weights);
-  } else if (lane < choices) {
-    ids[lane] = -1;
-    weights[lane] = 0.0f;
+  int* ids = s.ids[warp];
+  float* weights = s.weights[warp];
+  // The body runs twice: first, while the predecessors work, as a rehearsal on constants whose results nobody sees. It
+  // brings the instructions to this SM, which would otherwise come one miss after the other when everybody waits.
+#pragma unroll 1
+  for (bool is_rehearsal = rows <= kRehearsedRows;; is_rehearsal = false) {
+    if (!is_rehearsal) {
+      pdl_wait_then_launch();  // the experts follow
+      ids = expert_ids + row * choices;
+      weights = expert_weights + row * choices;
+    }
+    const float* rows_in = is_rehearsal ? reinterpret_cast<const float*>(router) : x + first * x_stride;
+    bf16* rows_out = is_rehearsal ? nullptr : normed + first * out_stride;
+    norm_rows(s, rows_in, is_rehearsal ? 0 : x_stride, weight, eps, rows_out, out_stride, rows - first, hidden);
+    multiply(s, fragments, rows - first, hidden, !is_rehearsal);
+    if (routes && !is_rehearsal) barrier_wait_cluster(smem_u32(&s.received), 0);
+    if (routes && is_live) {
+      const float* biases = bias == nullptr ? nullptr : s.bias;
+      route_row<kFusedExperts / 32>(s.logits[warp], biases, params, s.scores[warp], ids, weights);
+    } else if (routes && lane < choices) {
+      ids[lane] = -1;
+      weights[lane] = 0.0f;
+    }
+    if (!is_rehearsal) return;
+    __syncthreads();
   }
 }
