@@ -39,6 +39,14 @@ class ExpandedOps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+    def append_absorb(
+        self, kv: Tensor, norm_weight: Tensor, eps: float, rope: Rope | None, slab: Tensor,
+        layer: int, q: Tensor, kv_b: Tensor, out: Tensor, rows: int, nope_dim: int,
+    ) -> None:  # fmt: skip
+        """Append by `inner`, keep the query."""
+        self.inner.append(kv, norm_weight, eps, rope, slab, layer, rows)
+        self.absorb(q, kv_b, rope, out, rows, nope_dim)
+
     def absorb(
         self, q: Tensor, kv_b: Tensor, rope: Rope | None, out: Tensor, rows: int, nope_dim: int
     ) -> None:

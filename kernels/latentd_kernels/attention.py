@@ -82,6 +82,24 @@ class AttentionLaunches(HopperAttention, LandedAttention):
                 f"absorb_{nope_dim}", grid, 128, args, stream=self.stream, smem=smem
             )
 
+    def append_absorb(
+        self, kv: Tensor, norm_weight: Tensor, eps: float, rope: Rope | None, slab: Tensor,
+        layer: int, q: Tensor, kv_b: Tensor, out: Tensor, rows: int, nope_dim: int,
+    ) -> None:  # fmt: skip
+        """See Ops.append_absorb: one launch where the kernels follow a work list."""
+        if not self.plans_work:
+            self.append(kv, norm_weight, eps, rope, slab, layer, rows)
+            self.absorb(q, kv_b, rope, out, rows, nope_dim)
+            return
+        shapes.check_slab(slab, layer)
+        heads = out.shape[1]
+        shapes.head_widths(kv_b, heads, nope_dim)
+        stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
+        kv_stride = shapes.check_row_stride("kv", kv, ROW_DIM)
+        append: list[Argument] = [kv, c_int64(kv_stride), norm_weight, c_float(eps), slab]
+        append.append(c_int32(layer))
+        self.hopper_absorb(q, stride, kv_b, _rope_args(rope), out, rows, append)
+
     def attend(
         self,
         q_abs: Tensor,

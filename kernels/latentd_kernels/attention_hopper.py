@@ -1,18 +1,18 @@
 """Launches of the sm_90a attention kernels, f32 mode: csrc/hopper/{absorb,attend,expand}.cu.
 
-What enters the arithmetic of a row (splits, values and cluster of expand) follows from the model
-and the row; the rest of a kernel's form, and its grid, may follow the number of rows.
+What enters the arithmetic of a row (its splits and chains) follows from the model and the row; a
+kernel's form, and its grid, may follow the number of rows.
 """
 
 from __future__ import annotations
 
 import math
 from ctypes import c_float, c_int32, c_int64
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from latentd_kernels.attention_maps import PAGE_PARTS, page_map
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
-from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
+from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.launcher import Launcher
 from latentd_kernels.tensor_maps import BOX_K
 from latentd_kernels.work_plan import head_tile
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from latentd_kernels.ops import AttentionWorkspace
 
 
+_NO_APPEND: Final[list[Argument]] = [None, c_int64(0), None, c_float(0.0), None, c_int32(0)]
+
+
 def attend_smem(tile: int) -> int:
     """Bytes of attend's shared memory for `tile` heads, with room to align (attend.cuh, Smem)."""
     page, query, probs, exchange = 2 * PAGE_SIZE * ROW_DIM * 2, tile * ROW_DIM * 2, tile * 128, 256
@@ -35,7 +38,8 @@ def attend_smem(tile: int) -> int:
 
 
 class ExpandForm(NamedTuple):
-    """Rows of W_UV a CTA, CTAs a cluster, warps a row, rows a CTA: expand.cu's Form."""
+    """Rows of W_UV a CTA, CTAs a cluster, warps a row, rows a CTA: expand.cu's Form. None of them
+    enters the arithmetic."""
 
     values: int
     cluster: int
@@ -48,45 +52,63 @@ class ExpandForm(NamedTuple):
         return f"expand_hopper_{self.values}_c{self.cluster}_p{self.parts}"
 
     @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 256 if self.values == 32 else 512
+
+    @property
     def smem(self) -> int:
         """sizeof(Smem)."""
-        line = LATENT_DIM * 2 + 16
-        tile_rows = max(8, 8 * self.cluster // self.parts)
-        groups = 8 // self.parts * 16 * (256 + 1) * 4 if self.parts > 1 else 16 * (256 + 1) * 4
-        slices = tile_rows // 8 * self.values // 16 if self.values == 64 else 1
-        return self.values * line + 2 * tile_rows * line + groups + slices * 512
+        line, warps, tiles = LATENT_DIM * 2 + 64, self.threads // 32, self.values // 16
+        pass_rows = warps * self.cluster // 2 // self.parts
+        rows = pass_rows * (2 if pass_rows == 8 and self.values == 128 else 1)
+        weights = 16 if self.values == 32 else self.values * line
+        groups = 16 if self.parts == 1 else 8 // self.parts * warps * (256 + 1) * 4
+        slices = (warps // tiles - 1) * -(-rows // 8) * tiles * 512
+        tile_ml = 16 if self.parts == 1 else pass_rows * MAX_SPLITS * 8
+        latent = self.cluster * rows * line
+        return weights + latent + 128 * self.threads + groups + slices + tile_ml + 64 * 16
 
 
 def expand_form(rows: int, heads: int, v_dim: int) -> ExpandForm:
-    """The form for a call of `rows` rows. Values and cluster, which set the order of the product,
-    follow from the model alone."""
-    values, cluster = (128, 2) if v_dim == 256 else (64, 2) if heads < 64 else (128, 1)
-    if rows <= cluster:
-        return ExpandForm(values, cluster, 8, rows)
-    if rows <= 8 and values == 64:
-        return ExpandForm(values, cluster, 4, min(rows, 4))
-    if cluster == 1:
-        return ExpandForm(values, cluster, 1, rows)
-    return ExpandForm(values, cluster, 1, max(-(-rows // 4), min(rows, 8)))
+    """The form for a call of `rows` rows."""
+    if heads >= 64 or v_dim == 256:
+        return ExpandForm(128, 1, 8, 1) if rows == 1 else ExpandForm(128, 1, 1, min(rows, 64))
+    if rows <= 2:
+        return ExpandForm(32, 2, 8, 1)
+    if rows <= 8:
+        return ExpandForm(64, 2, 8, 2)
+    return ExpandForm(64, 2, 1, 8 if rows <= 16 else 16)
 
 
 class HopperAttention(Launcher):
     """absorb, attend and expand of `Ops` for f32 mode on sm_90a; arguments are checked already."""
 
     def hopper_absorb(
-        self, q: Tensor, stride: int, kv_b: Tensor, rope: list[Argument], out: Tensor, rows: int
+        self,
+        q: Tensor,
+        stride: int,
+        kv_b: Tensor,
+        rope: list[Argument],
+        out: Tensor,
+        rows: int,
+        append: list[Argument] | None = None,
     ) -> None:
-        """One launch for any number of rows."""
+        """One launch for any number of rows. It appends them too, with the arguments of `append`:
+        kv, its row stride, norm weight, eps, slab and layer."""
         heads = out.shape[1]
         nope_dim = q.shape[1] // heads - ROPE_DIM
         v_dim = kv_b.shape[0] // heads - nope_dim
         cta_rows = 8 if rows <= 8 else 16 if rows <= 16 else 64
+        columns = 128 if cta_rows == 64 else 64
         args: list[Argument] = [q, c_int64(stride), kv_b, *rope, self.inputs.context_len]
         args += [out, c_int32(rows), c_int32(v_dim)]
-        grid = (LATENT_DIM // 64 + -(-cta_rows // 16), heads, -(-rows // cta_rows))
-        smem = 2 * (nope_dim * 72 + cta_rows * (nope_dim + 80))
+        kv, kv_stride, weight, eps, slab, layer = append or _NO_APPEND
+        args += [kv, kv_stride, weight, eps, self.inputs.kv_row, slab, layer]
+        grid = (LATENT_DIM // columns + -(-cta_rows // 16), heads, -(-rows // cta_rows))
+        smem = 2 * (nope_dim * (columns + 8) + cta_rows * (nope_dim + 8))
         name = f"absorb_hopper_{nope_dim}_r{cta_rows}"
-        self.library.launch(name, grid, 128, args, stream=self.stream, smem=smem)
+        self.library.launch(name, grid, 2 * columns, args, stream=self.stream, smem=smem)
 
     def hopper_attend(
         self,
@@ -126,7 +148,7 @@ class HopperAttention(Launcher):
         args += [self.inputs.row_plan[first_row:], kv_b, out[first_row:]]
         args += [c_int32(rows), c_int32(form.cta_rows), c_int32(nope_dim), c_int32(v_dim)]
         grid = (v_dim // form.values, heads, -(-rows // form.cta_rows))
-        self.library.launch(form.name, grid, 512, args, stream=self.stream, smem=form.smem)
+        self.library.launch(form.name, grid, form.threads, args, stream=self.stream, smem=form.smem)
 
     def _query_map(self, q_abs: Tensor, first_row: int, rows: int, tile: int) -> TensorMap:
         """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model

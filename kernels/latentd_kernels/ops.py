@@ -162,6 +162,12 @@ class Ops(Protocol):
         (row stride free), kv_b [heads * (nope + v), 512] act as in the checkpoint, out
         [rows, heads, 576] act."""
 
+    def append_absorb(
+        self, kv: Tensor, norm_weight: Tensor, eps: float, rope: Rope | None, slab: Tensor,
+        layer: int, q: Tensor, kv_b: Tensor, out: Tensor, rows: int, nope_dim: int,
+    ) -> None:  # fmt: skip
+        """append, then absorb, which do not depend on each other."""
+
     def attend(
         self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
         first_row: int, rows: int, softmax_scale: float,

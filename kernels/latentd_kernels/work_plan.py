@@ -20,8 +20,6 @@ from latentd_kernels.geometry import PAGE_SIZE, num_pages, work_pages_per_split
 if TYPE_CHECKING:
     from latentd_kernels.ops import StepInputs
 
-CHAIN_SPLITS: Final = 4
-"""Neighbouring splits that fold into one chain (work_plan.cuh, kChainSplits)."""
 MIN_CHAINS: Final = 100
 """With fewer chains (times head groups) in a call its CTAs hand on single splits (kMinChains)."""
 MAX_CTAS: Final = 144
@@ -67,6 +65,12 @@ def head_tile(heads: int, rows: int) -> int:
     return 48
 
 
+def chain_splits(per_split: int, heads: int) -> int:
+    """Neighbouring splits of so many pages that fold into one chain (work_plan.cuh, chain_splits).
+    With many heads a node is large and a batch has work enough for every CTA without short ones."""
+    return 8 if heads > 48 and per_split <= 2 else 4
+
+
 def num_calls(rows: int) -> int:
     """Attend calls of a step of `rows` rows: each takes MAX_CALL_ROWS, the last what is left."""
     return -(-rows // MAX_CALL_ROWS)
@@ -80,9 +84,12 @@ def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
     """
     most = num_pages(max_ctx)
     steps = [pages for pages in (16, 64, 256, *(1024 << k for k in range(5))) if pages < most]
-    splits = max(-(-pages // work_pages_per_split(pages, heads)) for pages in (*steps, most))
-    chains = rows * -(-splits // CHAIN_SPLITS)
-    return max(chains, min(rows * splits, CHAIN_SPLITS * MIN_CHAINS))
+    found = []
+    for pages in (*steps, most):
+        per_split = work_pages_per_split(pages, heads)
+        splits, chain = -(-pages // per_split), chain_splits(per_split, heads)
+        found.append(max(rows * -(-splits // chain), min(rows * splits, chain * MIN_CHAINS)))
+    return max(found)
 
 
 class CallPlan:
@@ -103,13 +110,13 @@ class CallPlan:
         pages = [num_pages(length) for length in lengths]
         self.per_split = [per_split or work_pages_per_split(count, heads) for count in pages]
         splits = [-(-count // per) for count, per in zip(pages, self.per_split, strict=True)]
-        chains = [-(-count // CHAIN_SPLITS) for count in splits]
+        self.chain = [chain_splits(per, heads) for per in self.per_split]
+        chains = [-(-count // most) for count, most in zip(splits, self.chain, strict=True)]
         self.head_groups = -(-heads // head_tile(heads, len(lengths)))
-        is_chained = sum(chains) * self.head_groups >= MIN_CHAINS
-        self.splits_per_node = CHAIN_SPLITS if is_chained else 1
+        self.is_chained = sum(chains) * self.head_groups >= MIN_CHAINS
         self.pages = [0, *accumulate(pages)]
         self.splits = [0, *accumulate(splits)]
-        self.nodes = [0, *accumulate(chains if is_chained else splits)]
+        self.nodes = [0, *accumulate(chains if self.is_chained else splits)]
 
     def row(self, row: int) -> RowPlan:
         """The plan of a row; rows count from the call's first."""
@@ -120,7 +127,7 @@ class CallPlan:
             pages_per_split=self.per_split[row],
             num_splits=self._row_splits(row),
             first_node=self.nodes[row],
-            splits_per_node=self.splits_per_node,
+            splits_per_node=self._node_splits(row),
             old_pages=max(0, length - self.step_rows) // PAGE_SIZE,
         )
 
@@ -139,6 +146,9 @@ class CallPlan:
     def _row_splits(self, row: int) -> int:
         return self.splits[row + 1] - self.splits[row]
 
+    def _node_splits(self, row: int) -> int:
+        return self.chain[row] if self.is_chained else 1
+
     def _cost(self, row: int) -> int:
         return 4 * self.pages[row] + 2 * self.nodes[row]
 
@@ -149,9 +159,9 @@ class CallPlan:
             return self.head_groups, 0, 0, self.head_groups * num_splits
         group, rest = divmod(total * self.head_groups * cta // num_ctas, total)
         row = max(r for r in range(len(self.lengths)) if self._cost(r) <= rest)
-        node_cost = 4 * self.per_split[row] * self.splits_per_node + 2
-        nodes = -(-(rest - self._cost(row)) // node_cost)
-        split = min(nodes * self.splits_per_node, self._row_splits(row))
+        node_splits = self._node_splits(row)
+        nodes = -(-(rest - self._cost(row)) // (4 * self.per_split[row] * node_splits + 2))
+        split = min(nodes * node_splits, self._row_splits(row))
         return group, row, split, group * num_splits + self.splits[row] + split
 
 

@@ -27,13 +27,12 @@ def test_every_form_of_attend_fits_into_an_sm(heads: int) -> None:
 
 @pytest.mark.parametrize(("_", "v_dim"), HEAD_WIDTHS)
 @pytest.mark.parametrize("heads", [1, 16, 20, 63, 64, 96, 128])
-def test_what_rounds_in_expand_does_not_follow_the_rows(heads: int, _: int, v_dim: int) -> None:
-    forms = [expand_form(rows, heads, v_dim) for rows in ROWS]
-    assert len({form.values for form in forms}) == 1
-    for rows, form in zip(ROWS, forms, strict=True):
+def test_every_form_of_expand_fits_into_an_sm(heads: int, _: int, v_dim: int) -> None:
+    for rows in ROWS:
+        form = expand_form(rows, heads, v_dim)
         assert form.smem <= MAX_SMEM
         assert v_dim % (form.values * form.cluster) == 0
-        assert 1 <= form.cta_rows <= rows
+        assert 0 < form.cta_rows <= 64
 
 
 def test_a_call_that_starts_between_the_planned_ones_is_refused() -> None:

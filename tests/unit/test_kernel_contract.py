@@ -13,6 +13,7 @@ from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
 from latentd_kernels.moe import MAX_EXPERTS, MAX_MOE_ROWS, MAX_TOP_K
 
 WAITING = {  # device functions that call pdl_wait for their kernel
+    "append_rows": "append.cuh",
     "norm_row": "elementwise.cu",
     "skinny_product": "product.cuh",
     "tiled_product": "product.cuh",
@@ -94,7 +95,9 @@ def test_the_functions_that_wait_for_their_kernel_do(function: str, name: str) -
     start = re.search(rf"\bvoid {function}\([^{{]*\{{", code)
     assert start
     body = without_lambdas(block_at(code, start.end()))
-    assert "return" not in body[: re.search(r"pdl_wait\w*\(\);", body).start()]
+    wait = re.search(r"pdl_wait\w*\(\);", body)
+    assert wait
+    assert "return" not in body[: wait.start()]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -112,8 +112,10 @@ def _attention(
         assert acts.q_a_normed is not None
         ops.norm(acts.q_a, weights.q_norm, LATENT_NORM_EPS, acts.q_a_normed, rows)
         ops.linear(acts.q_a_normed, weights.q_b, acts.q, rows)
-    ops.append(acts.kv, weights.kv_norm, LATENT_NORM_EPS, rope, slab, index, rows)
-    ops.absorb(acts.q, weights.kv_b, rope, acts.q_abs, rows, nope)
+    ops.append_absorb(
+        acts.kv, weights.kv_norm, LATENT_NORM_EPS, rope, slab, index, acts.q, weights.kv_b,
+        acts.q_abs, rows, nope,
+    )  # fmt: skip
     for first in range(0, rows, ATTENTION_ROWS):
         count = min(ATTENTION_ROWS, rows - first)
         ops.attend(acts.q_abs, slab, index, workspace, first, count, model.softmax_scale)

@@ -4,7 +4,6 @@
 #pragma once
 #include "splits.cuh"
 
-constexpr int kChainSplits = 4;  // neighbouring splits that fold into one node
 constexpr int kMinChains = 100;  // with fewer chains (times head groups) in a call, its nodes are single splits
 constexpr int kPlanRows = 512;   // rows that are planned at a time, one a thread
 constexpr int kPlanCalls = kPlanRows / kMaxStepRows;
@@ -17,7 +16,7 @@ struct alignas(16) RowPlan {
   int pages_per_split;
   int num_splits;
   int first_node;
-  int splits_per_node;  // 1, or kChainSplits
+  int splits_per_node;  // 1, or chain_splits
   int old_pages;        // leading pages that certainly hold no token appended in this step
   int unused;
 };
@@ -37,6 +36,9 @@ LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
   if (heads < 64 || pages <= 256) return pages_per_split(pages);
   return max(8, pages_per_split(pages));
 }
+
+// Neighbouring splits that fold into one chain: work_plan.chain_splits.
+LATENTD_DEVICE int chain_splits(int pages_per_split, int heads) { return heads > 48 && pages_per_split <= 2 ? 8 : 4; }
 
 struct PlanArgs {
   int heads;           // 0: nothing is planned
@@ -59,7 +61,7 @@ class CallPlan {
   LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, int head_tile, int num_rows)
       : sums_(sums), heads_(args.heads), num_ctas_(args.num_ctas), num_rows_(num_rows) {
     head_groups_ = (args.heads + head_tile - 1) / head_tile;
-    splits_per_node_ = sums.chains[kMaxStepRows] * head_groups_ < kMinChains ? 1 : kChainSplits;
+    is_chained_ = sums.chains[kMaxStepRows] * head_groups_ >= kMinChains;
   }
 
   LATENTD_DEVICE RowPlan row_plan(int row, int context_len, int slot, int step_rows) const {
@@ -67,8 +69,8 @@ class CallPlan {
     // A slot's rows of one step are consecutive tokens, so the first of them is at most step_rows tokens from the end.
     const int old_pages = max(0, context_len - step_rows) / kPageSize;
     const int num_splits = sums_.splits[row + 1] - sums_.splits[row];
-    return {context_len, slot, work_pages_per_split(pages, heads_), num_splits, nodes(row), splits_per_node_,
-            old_pages,   0};
+    const int per_split = work_pages_per_split(pages, heads_);
+    return {context_len, slot, per_split, num_splits, nodes(row), splits_per_node(per_split), old_pages, 0};
   }
 
   // The work of CTA `cta`, but for the row's plan: a contiguous share of all (head group, row, split), cut at equal
@@ -95,7 +97,10 @@ class CallPlan {
     int index;  // splits before it, of all head groups
   };
 
-  LATENTD_DEVICE int nodes(int row) const { return splits_per_node_ == 1 ? sums_.splits[row] : sums_.chains[row]; }
+  LATENTD_DEVICE int splits_per_node(int pages_per_split) const {
+    return is_chained_ ? chain_splits(pages_per_split, heads_) : 1;
+  }
+  LATENTD_DEVICE int nodes(int row) const { return is_chained_ ? sums_.chains[row] : sums_.splits[row]; }
   LATENTD_DEVICE int cost(int row) const { return 4 * sums_.pages[row] + 2 * nodes(row); }
 
   // The first node that starts at or after the given share of the cost.
@@ -119,8 +124,9 @@ class CallPlan {
     rest -= cost(row);
     const int row_splits = sums_.splits[row + 1] - sums_.splits[row];
     const int pages = sums_.pages[row + 1] - sums_.pages[row];
-    const int node_cost = 4 * work_pages_per_split(pages, heads_) * splits_per_node_ + 2;
-    const int split = min((rest + node_cost - 1) / node_cost * splits_per_node_, row_splits);
+    const int per_split = work_pages_per_split(pages, heads_), node_splits = splits_per_node(per_split);
+    const int node_cost = 4 * per_split * node_splits + 2;
+    const int split = min((rest + node_cost - 1) / node_cost * node_splits, row_splits);
     return {group, row, split, group * num_splits + sums_.splits[row] + split};
   }
 
@@ -129,7 +135,7 @@ class CallPlan {
   const int num_ctas_;
   const int num_rows_;
   int head_groups_;
-  int splits_per_node_;
+  bool is_chained_;
 };
 
 // Prefix sums of kPlanRows rows, a call of kMaxStepRows a group of four warps; `row` counts from the step's first.
@@ -139,7 +145,8 @@ LATENTD_DEVICE void sum_rows(CallSums (&calls)[kPlanCalls], const int* context_l
   int pages = row < rows ? num_pages(context_len[row]) : 0;
   const int per_split = work_pages_per_split(pages, heads);
   int splits = (pages + per_split - 1) / per_split;
-  int chains = (splits + kChainSplits - 1) / kChainSplits;
+  const int chain = chain_splits(per_split, heads);
+  int chains = (splits + chain - 1) / chain;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) {
     const int p = __shfl_up_sync(0xffffffffu, pages, d);

@@ -71,6 +71,14 @@ class ReferenceAttention(ReferenceBase):
             out[row, :, :LATENT_DIM] = absorbed[:, 0]
             out[row, :, LATENT_DIM:] = rotate(query[:, nope_dim:], positions[row] - 1, rope)
 
+    def append_absorb(
+        self, kv: Tensor, norm_weight: Tensor, eps: float, rope: Rope | None, slab: Tensor,
+        layer: int, q: Tensor, kv_b: Tensor, out: Tensor, rows: int, nope_dim: int,
+    ) -> None:  # fmt: skip
+        """See Ops.append_absorb."""
+        self.append(kv, norm_weight, eps, rope, slab, layer, rows)
+        self.absorb(q, kv_b, rope, out, rows, nope_dim)
+
     def attend(
         self,
         q_abs: Tensor,

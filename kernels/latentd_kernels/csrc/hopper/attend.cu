@@ -36,7 +36,7 @@ LATENTD_DEVICE void attend(const Args& args) {
 //   512] bf16, node_ml [nodes, heads, 2] f32; the number in the name is the heads that a CTA takes.
 // rounds: f32 scores, k in two halves; p = 2^(score - M) lands for the second product, its sum stays f32, M is the
 //   first page's maximum rounded up to an integer (and moves when a score exceeds it 2^48 times); a split's output and
-//   each fold of splits into a chain of four land.
+//   each fold of splits into a chain land.
 // launch: grid (any, 1, 1) as planned, 256 threads, 1024 bytes more than sizeof(Smem).
 LATENTD_ATTEND(16)
 LATENTD_ATTEND(32)

@@ -224,8 +224,8 @@ class Attend {
 #pragma unroll 1
     for (; page_idx < end_page; ++page_idx, ++pages_done_) {
       const bool ends_split = page_of_split == plan.pages_per_split - 1 || page_idx == last_page;
-      const bool ends_node = ends_split && (plan.splits_per_node == 1 || split % kChainSplits == kChainSplits - 1 ||
-                                            split == plan.num_splits - 1);
+      const int in_node = split & (plan.splits_per_node - 1);
+      const bool ends_node = ends_split && (in_node == plan.splits_per_node - 1 || split == plan.num_splits - 1);
       const bool has_more = __any_sync(0xffffffffu, page_idx + 1 < end_page);
       has_next_ = threadIdx.x == 0 && stream.has_page();
       if (has_next_) next_id_ = stream.next();
@@ -235,7 +235,7 @@ class Attend {
       weigh(mine, sums, page_of_split == 0, ends_split);
       multiply_values(page_of_split > 0, has_more, ends_node);
       if (ends_split) {
-        const int node = plan.first_node + (plan.splits_per_node == 1 ? split : split / kChainSplits);
+        const int node = plan.first_node + split / plan.splits_per_node;
         fold_split(node, head0, ends_node);
         if (ends_node) write_node(node, head0);
         ++split;

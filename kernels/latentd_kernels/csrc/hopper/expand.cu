@@ -1,234 +1,50 @@
 // expand for sm_90a, f32 mode: o[h] = W_UV[h] o_lat[h], where o_lat is first combined from the nodes of a row.
 //
-// A CTA serves one head, kValues rows of W_UV, which wait in shared memory before the wait for attend, and tiles of
-// batch rows, whose nodes are on the way while the tile before them is multiplied. The CTAs of a cluster share a head's
-// rows: each combines its part of the columns and hands them to the others.
-#include "../work_plan.cuh"
-#include "fold.cuh"
+// A CTA serves one head, some rows of W_UV, which are there before the wait for attend, and tiles of batch rows. With
+// 32 rows of W_UV these are in registers, and the CTA fits beside one of attend for 16 heads. The CTAs of a cluster
+// share a head's rows: each combines its part of the columns and hands them to the others.
+#include "expand_nodes.cuh"
 
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-constexpr int kWarpCols = 256;                   // columns that a warp combines, eight a lane
-constexpr int kLineBytes = kLatentDim * 2 + 16;  // of W_UV and of o_lat, padded for ldmatrix
-constexpr int kChainGroups = 8;                  // chain c is added in group c % 8
-constexpr int kBatch = 8;                        // nodes that a lane has on the way at a time
+constexpr int kLineBytes = kLatentDim * 2 + 64;  // of W_UV and o_lat: 16-byte words of four lanes of two lines fill all
+                                                 // banks
+constexpr int kMaxCtaRows = 64;
+constexpr int kQuarters = 4;                                // of the columns, each with a sum of its own
+constexpr int kQuarterWords = kLatentDim / kQuarters / 32;  // 16-byte words of a lane in a quarter of a line
 
-struct Args {
-  const bf16* node_o;       // [nodes, heads, 512]
-  const float2* node_ml;    // [nodes, heads]: maximum (an exponent of two) and sum
-  const RowPlan* row_plan;  // [rows]
-  const bf16* kv_b;         // [heads * (nope + v), 512]
-  bf16* out;                // [rows, heads * v]
-  int rows;
-  int rows_per_cta;
-  int nope_dim;
-  int v_dim;
-};
-
-// What every warp's columns add up to in one of its groups, where warps share a row.
-struct GroupSums {
-  float o[kWarps][kWarpCols];
-  float l[kWarps];
-};
-
-// kValues rows of W_UV a CTA, kCluster CTAs that share the columns, kParts warps that share the chains of a row.
-template <int kValues_, int kCluster_, int kParts_>
+// kThreads threads and kValues rows of W_UV a CTA, kCluster CTAs that share the columns, kParts warps that share the
+// nodes of a row.
+template <int kThreads_, int kValues_, int kCluster_, int kParts_>
 struct Form {
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kWarps = kThreads / 32;
   static constexpr int kValues = kValues_;
   static constexpr int kCluster = kCluster_;
   static constexpr int kParts = kParts_;
   static constexpr int kPieces = kLatentDim / kWarpCols / kCluster;  // warps side by side on a row's columns
-  static constexpr int kRows = kWarps / kPieces / kParts;            // of a tile
-  static constexpr int kGroups = kChainGroups / kParts;              // that a warp adds
-  static constexpr int kTileRows = kRows < 8 ? 8 : kRows;            // as N of the product
-  static constexpr int kSlices = 128 / kValues;                      // of k, when warps are left over
+  static constexpr int kPassRows = kWarps / kPieces / kParts;        // that the warps combine side by side
+  static constexpr int kPasses = kPassRows == 8 && kValues == 128 ? 2 : 1;
+  static constexpr int kRows = kPassRows * kPasses;  // of a tile
+  static constexpr int kOctets = (kRows + 7) / 8;    // of rows, N of the product
+  static constexpr int kTurns = kCluster == 1 ? 1 : 2;
+  static constexpr int kTiles = kValues / 16;      // of values, M of the product
+  static constexpr int kSlices = kWarps / kTiles;  // of the columns, each of another warp
+  static constexpr int kSliceQuarters = kQuarters / kSlices;
+  static constexpr int kSliceWords = kSliceQuarters * kQuarterWords;
+  static constexpr bool kInRegisters = kValues == 32;  // where W_UV waits
+  static constexpr int kBlocks = 2;
+  using Nodes = NodeStream<kThreads, kParts, kPassRows, kBlocks>;
 
   struct Smem {
-    char weights[kValues][kLineBytes];
-    char latent[2][kTileRows][kLineBytes];  // o_lat; tiles take turns
-    GroupSums groups[kParts > 1 ? kGroups : 1];
-    float slices[kSlices > 1 ? kTileRows / 8 * kValues / 16 : 1][4][32];
+    char weights[kInRegisters ? 1 : kValues][kInRegisters ? 16 : kLineBytes];
+    char latent[kTurns][kRows][kLineBytes];  // o_lat; where another CTA writes it, tiles take turns
+    typename Nodes::Ring ring;
+    alignas(16) char groups[kParts == 1 ? 16 : sizeof(typename Nodes::Groups)];
+    float slices[kSlices - 1][kOctets][kTiles][4][32];
+    typename Nodes::TileMl tile_ml;
+    RowNodes rows[kMaxCtaRows];
   };
-};
-
-// Eight columns of sums of w R, and of w L beside them.
-struct Sums {
-  float o[8];
-  float l;
-  LATENTD_DEVICE void clear() {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) o[i] = 0.0f;
-    l = 0.0f;
-  }
-  LATENTD_DEVICE void add(float weight, uint4 r, float node_l) {
-    const uint32_t pairs[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      o[2 * i] = __fmaf_rn(weight, bf16_lo(pairs[i]), o[2 * i]);
-      o[2 * i + 1] = __fmaf_rn(weight, bf16_hi(pairs[i]), o[2 * i + 1]);
-    }
-    l = __fmaf_rn(weight, node_l, l);
-  }
-  LATENTD_DEVICE void add(const Sums& other) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) o[i] = __fadd_rn(o[i], other.o[i]);
-    l = __fadd_rn(l, other.l);
-  }
-};
-
-// The nodes of one row, head and piece of columns, as one warp adds them: the chains of its groups, group after group,
-// ascending in each. A warp alone with a row adds the groups too, ascending; otherwise join_parts does, in the same
-// order.
-template <typename F>
-class RowNodes {
- public:
-  LATENTD_DEVICE RowNodes(const Args& args, int head, int column, int part) : heads_(gridDim.y), part_(part) {
-    ml_ = args.node_ml + head;
-    o_ = reinterpret_cast<const uint4*>(args.node_o + static_cast<int64_t>(head) * kLatentDim + column) +
-         threadIdx.x % 32;
-  }
-
-  // Sets the loads of a row's first batch on the way.
-  LATENTD_DEVICE void enter(const RowPlan& plan) {
-    plan_ = plan;
-    is_chained_ = plan.splits_per_node != 1;
-    num_chains_ = (plan.num_splits + kChainSplits - 1) / kChainSplits;
-    num_nodes_ = is_chained_ ? num_chains_ : plan.num_splits;
-    group_chains_ = (num_chains_ + kChainGroups - 1) / kChainGroups;
-    // With one chain a group the groups behind the last chain are empty.
-    visits_ = group_chains_ == 1 ? min(F::kGroups, max(0, num_chains_ - part_ + F::kParts - 1) / F::kParts)
-                                 : F::kGroups * group_chains_;
-    next_group_ = next_in_group_ = 0;
-    if (is_chained_) {
-      load<true>();
-    } else {
-      load<false>();
-    }
-  }
-
-  // Sums relative to the largest maximum of all the row's nodes: over all groups, or (into `groups`) over each group of
-  // this warp.
-  LATENTD_DEVICE Sums add(GroupSums* groups) {
-    return is_chained_ ? add_nodes<true>(groups) : add_nodes<false>(groups);
-  }
-
- private:
-  // Chains of a batch; each is one node, or single splits.
-  template <bool kChained>
-  static constexpr int kBatchChains = kChained ? kBatch : kBatch / kChainSplits;
-
-  template <bool kChained>
-  LATENTD_DEVICE Sums add_nodes(GroupSums* groups) {
-    Sums total, sum;
-    total.clear();
-    sum.clear();
-    int group = 0;
-    if (visits_ > 0) {
-      const float maximum = find_maximum();
-      int in_group = 0;
-      for (int visit = 0;;) {
-#pragma unroll
-        for (int u = 0; u < kBatchChains<kChained>; ++u) {
-          if (visit + u >= visits_) break;
-          if (kChained) {
-            sum.add(exp2_fast(ml_words_[u].x - maximum), words_[u], ml_words_[u].y);
-          } else {
-            add_chain(&words_[u * kChainSplits], &ml_words_[u * kChainSplits], maximum, sum);
-          }
-          if (++in_group == group_chains_) {
-            if (F::kParts == 1) {
-              total.add(sum);
-            } else {
-              store_group(groups[group], sum);
-            }
-            sum.clear();
-            in_group = 0;
-            ++group;
-          }
-        }
-        visit += kBatchChains<kChained>;
-        if (visit >= visits_) break;
-        load<kChained>();
-      }
-    }
-    if (F::kParts > 1) {
-      for (; group < F::kGroups; ++group) store_group(groups[group], sum);
-    }
-    return total;
-  }
-
-  // Folds the single splits of a chain (absent ones change nothing) and adds it.
-  static LATENTD_DEVICE void add_chain(const uint4* words, const float2* ml, float maximum, Sums& sum) {
-    uint4 chain = make_uint4(0, 0, 0, 0);
-    float chain_max = kNothing, chain_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kChainSplits; ++i) {
-      const FoldFactors f = fold_factors(chain_max, ml[i].x);
-      chain_sum = fold_sum(chain_sum, ml[i].y, f);
-      chain = fold_octet(chain, words[i], f);
-      chain_max = f.maximum;
-    }
-    sum.add(exp2_fast(chain_max - maximum), chain, chain_sum);
-  }
-
-  static LATENTD_DEVICE void store_group(GroupSums& group, const Sums& sum) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float4* dst = reinterpret_cast<float4*>(&group.o[warp][lane * 8]);
-    dst[0] = make_float4(sum.o[0], sum.o[1], sum.o[2], sum.o[3]);
-    dst[1] = make_float4(sum.o[4], sum.o[5], sum.o[6], sum.o[7]);
-    if (lane == 0) group.l[warp] = sum.l;
-  }
-
-  template <bool kChained>
-  LATENTD_DEVICE void load() {
-    const float2* ml = ml_ + static_cast<int64_t>(plan_.first_node) * heads_;
-    const uint4* o = o_ + static_cast<int64_t>(plan_.first_node) * heads_ * (kLatentDim / 8);
-#pragma unroll
-    for (int u = 0; u < kBatchChains<kChained>; ++u) {
-      const int chain = part_ + F::kParts * next_group_ + kChainGroups * next_in_group_;
-      constexpr int kNodes = kChained ? 1 : kChainSplits;
-#pragma unroll
-      for (int i = 0; i < kNodes; ++i) {
-        const int node = chain * kNodes + i;
-        const bool is_there = next_group_ < F::kGroups && node < num_nodes_;
-        ml_words_[u * kNodes + i] = is_there ? __ldcg(ml + node * heads_) : make_float2(kNothing, 0.0f);
-        words_[u * kNodes + i] = is_there ? __ldcg(o + node * heads_ * (kLatentDim / 8)) : make_uint4(0, 0, 0, 0);
-      }
-      if (++next_in_group_ >= group_chains_) {
-        next_in_group_ = 0;
-        ++next_group_;
-      }
-    }
-  }
-
-  LATENTD_DEVICE float find_maximum() const {
-    float most = kNothing;
-    if (F::kParts == 1 && num_nodes_ <= kBatch) {  // all of them are here
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u) most = fmaxf(most, ml_words_[u].x);
-      return most;
-    }
-    const float2* ml = ml_ + static_cast<int64_t>(plan_.first_node) * heads_;
-    for (int node = threadIdx.x % 32; node < num_nodes_; node += 32) most = fmaxf(most, __ldcg(ml + node * heads_).x);
-    return warp_max(most);
-  }
-
-  const float2* ml_;
-  const uint4* o_;
-  const int heads_;
-  const int part_;
-  RowPlan plan_;
-  bool is_chained_;
-  int num_chains_;
-  int num_nodes_;
-  int group_chains_;  // chains of a group, the last ones of some groups may be absent
-  int visits_;        // chains that this warp adds
-  int next_group_;    // of the next node to load
-  int next_in_group_;
-  uint4 words_[kBatch];
-  float2 ml_words_[kBatch];
 };
 
 template <typename F>
@@ -241,143 +57,174 @@ class Expand {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         head_(blockIdx.y),
-        value0_(blockIdx.x * F::kValues),
         part_(warp_ / F::kPieces % F::kParts),
         tile_row_(warp_ / F::kPieces / F::kParts),
-        column_((F::kCluster > 1 ? cluster_rank() * F::kPieces : 0) * kWarpCols + warp_ % F::kPieces * kWarpCols),
-        end_row_(min(args.rows, static_cast<int>(blockIdx.z + 1) * args.rows_per_cta)) {}
+        column_(((F::kCluster > 1 ? cluster_rank() : 0) * F::kPieces + warp_ % F::kPieces) * kWarpCols),
+        first_row_(blockIdx.z * args.rows_per_cta),
+        num_rows_(min(args.rows - first_row_, args.rows_per_cta)) {}
 
-  LATENTD_DEVICE void copy_weights() {
-    const bf16* src =
-        args_.kv_b +
-        (static_cast<int64_t>(head_) * (args_.nope_dim + args_.v_dim) + args_.nope_dim + value0_) * kLatentDim;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < F::kValues * 64; i += kThreads) {
-      copy16_async(smem_u32(smem_.weights[i / 64] + i % 64 * 16), src + i * 8, true);
-    }
-    copy_commit();
-  }
-
-  LATENTD_DEVICE RowPlan plan_of(int row) const {
-    if (row < end_row_) return args_.row_plan[row];
-    return {};
-  }
-
-  LATENTD_DEVICE void run(RowPlan plan) {
-    RowNodes<F> nodes(args_, head_, column_, part_);
-    nodes.enter(plan);
-    plan = plan_of(first_row() + F::kRows + tile_row_);
-    int turn = 0;
-    for (int row0 = first_row(); row0 < end_row_; row0 += F::kRows, turn ^= 1) {
-      const Sums sums = nodes.add(smem_.groups);
-      if (F::kParts > 1) {
-        join_parts(turn);
-      } else {
-        uint32_t pairs[4];
-        const float inverse = invert(sums.l);
+  // Weights and plans. Before the wait.
+  LATENTD_DEVICE void prepare() {
+    const bf16* w_uv = args_.kv_b + (static_cast<int64_t>(head_) * (args_.nope_dim + args_.v_dim) + args_.nope_dim +
+                                     blockIdx.x * F::kValues) *
+                                        kLatentDim;
+    if constexpr (F::kInRegisters) {
+      const bf16* mine = w_uv + (tile() * 16 + lane_ / 4) * kLatentDim + slice() * F::kSliceWords * 32 + lane_ % 4 * 8;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = pack_bf16(sums.o[2 * i] * inverse, sums.o[2 * i + 1] * inverse);
-        store_latent(latent(turn) + (column_ + lane_ * 8) * 2, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+      for (int j = 0; j < F::kSliceWords; ++j) {
+        weights_[j][0] = *reinterpret_cast<const uint4*>(mine + j * 32);
+        weights_[j][1] = *reinterpret_cast<const uint4*>(mine + 8 * kLatentDim + j * 32);
       }
-      nodes.enter(plan);  // the next tile's, on the way under the product
-      plan = plan_of(row0 + 2 * F::kRows + tile_row_);
-      copy_wait<0>();
-      if (F::kCluster > 1) cluster_sync();
-      __syncthreads();
+    } else {
+#pragma unroll 4
+      for (int i = threadIdx.x; i < F::kValues * 64; i += F::kThreads) {
+        copy16_async(smem_u32(smem_.weights[i / 64] + i % 64 * 16), w_uv + i * 8, true);
+      }
+      copy_commit();
+    }
+    const int row = threadIdx.x;
+    if (row < num_rows_) smem_.rows[row] = row_nodes(args_.row_plan[first_row_ + row], gridDim.y);
+    __syncthreads();
+  }
+
+  LATENTD_DEVICE typename F::Nodes nodes() {
+    return {args_, smem_.ring, smem_.tile_ml, smem_.rows, tile_row_, num_rows_, part_, column_};
+  }
+
+  LATENTD_DEVICE void run(typename F::Nodes& nodes) {
+    nodes.start();
+    int turn = 0;
+    for (int row0 = 0; row0 < num_rows_; row0 += F::kRows, turn ^= F::kTurns - 1) {
+#pragma unroll 1
+      for (int pass = 0; pass < F::kPasses; ++pass) combine(nodes, turn, pass * F::kPassRows + tile_row_);
+      if (!F::kInRegisters) copy_wait<F::kBlocks>();  // the weights are older than all nodes on the way
+      if (F::kCluster > 1) {
+        cluster_sync();
+      } else {
+        __syncthreads();
+      }
       multiply(turn, row0);
     }
   }
 
-  LATENTD_DEVICE int first_row() const { return blockIdx.z * args_.rows_per_cta; }
-  LATENTD_DEVICE int tile_row() const { return tile_row_; }
-
  private:
-  LATENTD_DEVICE uint32_t latent(int turn) const { return smem_u32(smem_.latent[turn][tile_row_]); }
+  LATENTD_DEVICE int tile() const { return warp_ % F::kTiles; }
+  LATENTD_DEVICE int slice() const { return warp_ / F::kTiles; }
+  LATENTD_DEVICE auto& groups() { return *reinterpret_cast<typename F::Nodes::Groups*>(smem_.groups); }
   static LATENTD_DEVICE float invert(float sum) { return sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f; }
 
-  // To the same place in all CTAs of the cluster.
+  // o_lat of this warp's next row into line `line`.
+  LATENTD_DEVICE void combine(typename F::Nodes& nodes, int turn, int line) {
+    const Sums sums = nodes.add_row(groups());
+    if constexpr (F::kParts > 1) {
+      join_parts(turn, line);
+    } else {
+      uint32_t pairs[4];
+      const float inverse = invert(sums.l);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pack_bf16(sums.o[2 * i] * inverse, sums.o[2 * i + 1] * inverse);
+      store_latent(turn, line, lane_ * kLaneCols, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    }
+  }
+
+  // Columns of a line from `column` of this warp's piece on, in all CTAs of the cluster.
   template <typename Word>
-  LATENTD_DEVICE void store_latent(uint32_t addr, Word word) {
+  LATENTD_DEVICE void store_latent(int turn, int line, int column, Word word) {
+    const uint32_t place = smem_u32(smem_.latent[turn][line]) + (column_ + column) * 2;
 #pragma unroll
     for (int rank = 0; rank < F::kCluster; ++rank) {
-      cluster_store(F::kCluster == 1 ? addr : cluster_address(addr, rank), word);
+      cluster_store(F::kCluster == 1 ? place : cluster_address(place, rank), word);
     }
   }
 
   // Adds the groups of the warps that share a row, ascending; each warp takes a part of the columns.
-  LATENTD_DEVICE void join_parts(int turn) {
+  LATENTD_DEVICE void join_parts(int turn, int line) {
     __syncthreads();
     const int first_warp = warp_ - part_ * F::kPieces;
+    const auto& sums = groups();
     float total = 0.0f;
 #pragma unroll
-    for (int g = 0; g < kChainGroups; ++g) {
-      total = __fadd_rn(total, smem_.groups[g / F::kParts].l[first_warp + g % F::kParts * F::kPieces]);
+    for (int g = 0; g < kGroups; ++g) {
+      total = __fadd_rn(total, sums.l[g % F::Nodes::kWarpGroups][first_warp + g / F::Nodes::kWarpGroups * F::kPieces]);
     }
     const float inverse = invert(total);
-    for (int at = part_ * 32 + lane_; at < kWarpCols / 2; at += F::kParts * 32) {
+#pragma unroll
+    for (int column = (part_ * 32 + lane_) * 2; column < kWarpCols; column += F::kParts * 64) {
       float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int g = 0; g < kChainGroups; ++g) {
-        const float* o = smem_.groups[g / F::kParts].o[first_warp + g % F::kParts * F::kPieces];
-        const float2 v = *reinterpret_cast<const float2*>(o + at * 2);
+      for (int g = 0; g < kGroups; ++g) {
+        const int warp = first_warp + g / F::Nodes::kWarpGroups * F::kPieces;
+        const float2 v = *reinterpret_cast<const float2*>(&sums.o[g % F::Nodes::kWarpGroups][warp][column]);
         sum.x = __fadd_rn(sum.x, v.x);
         sum.y = __fadd_rn(sum.y, v.y);
       }
-      store_latent(latent(turn) + (column_ + at * 2) * 2, pack_bf16(sum.x * inverse, sum.y * inverse));
+      store_latent(turn, line, column, pack_bf16(sum.x * inverse, sum.y * inverse));
     }
   }
 
-  // 16 values x 8 rows a warp; with kSlices 2 two warps share the tile's k, lower half first.
+  // 16 values a warp and its slice of the columns; the slices add up in the order of (q0 + q1) + (q2 + q3).
   LATENTD_DEVICE void multiply(int turn, int row0) {
-    constexpr int kTiles = F::kValues / 16, kSteps = 32 / F::kSlices;
-    const int tile = warp_ % kTiles, slice = warp_ / kTiles % F::kSlices, octet = warp_ / 8;
-    const bool works = octet < F::kTileRows / 8;
-    float sums[4] = {};
-    if (works) {
-      multiply_slice<kSteps>(
-          sums, smem_u32(smem_.weights[tile * 16 + lane_ % 16]) + lane_ / 16 * 16 + slice * kSteps * 32,
-          smem_u32(smem_.latent[turn][octet * 8 + lane_ % 8]) + lane_ / 8 * 16 + slice * kSteps * 32);
-    }
-    if (F::kSlices > 1) {
-      float (*other)[32] = smem_.slices[works ? octet * kTiles + tile : 0];
-      if (works && slice == 1) {
+    float sums[F::kOctets][4];
+    multiply_slice(sums, turn);
+    if (slice() > 0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) other[i][lane_] = sums[i];
+      for (int n = 0; n < F::kOctets; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) smem_.slices[slice() - 1][n][tile()][i][lane_] = sums[n][i];
       }
-      __syncthreads();
-      if (!works || slice == 1) return;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += other[i][lane_];
     }
-    if (!works) return;
+    __syncthreads();
+    if (slice() > 0) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int in_tile = octet * 8 + lane_ % 4 * 2 + i % 2, row = row0 + in_tile;
-      const int value = value0_ + tile * 16 + lane_ / 4 + i / 2 * 8;
-      if (in_tile < F::kRows && row < end_row_) {
-        args_.out[(static_cast<int64_t>(row) * gridDim.y + head_) * args_.v_dim + value] = __float2bfloat16_rn(sums[i]);
+    for (int n = 0; n < F::kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        auto other = [&](int slice) { return smem_.slices[slice - 1][n][tile()][i][lane_]; };
+        float sum = __fadd_rn(sums[n][i], other(1));
+        if (F::kSlices == 4) sum = __fadd_rn(sum, __fadd_rn(other(2), other(3)));
+        const int in_tile = n * 8 + lane_ % 4 * 2 + i % 2, row = row0 + in_tile;
+        const int value = blockIdx.x * F::kValues + tile() * 16 + lane_ / 4 + i / 2 * 8;
+        if (in_tile < F::kRows && row < num_rows_) {
+          args_.out[(static_cast<int64_t>(first_row_ + row) * gridDim.y + head_) * args_.v_dim + value] =
+              __float2bfloat16_rn(sum);
+        }
       }
     }
   }
-  // Even and odd k steps ascending, then even + odd.
-  template <int kSteps>
-  static LATENTD_DEVICE void multiply_slice(float (&sums)[4], uint32_t weights, uint32_t latent) {
-    float odd[4] = {};
+
+  // A lane's word holds columns 32 j + 8 (lane % 4) .. + 7 of its line: a product over k may take its terms in any
+  // order that both sides share.
+  LATENTD_DEVICE void multiply_slice(float (&sums)[F::kOctets][4], int turn) {
+    const int at = slice() * F::kSliceWords * 64 + lane_ % 4 * 16;
+    float quarters[F::kSliceQuarters][F::kOctets][4] = {};
 #pragma unroll
-    for (int k0 = 0; k0 < kSteps; k0 += 4) {
-      uint32_t a[4][4], b[2][4];
+    for (int j = 0; j < F::kSliceWords; ++j) {
+      uint4 low, high;
+      if constexpr (F::kInRegisters) {
+        low = weights_[j][0];
+        high = weights_[j][1];
+      } else {
+        const char* line = smem_.weights[tile() * 16 + lane_ / 4] + at + j * 64;
+        low = *reinterpret_cast<const uint4*>(line);
+        high = *reinterpret_cast<const uint4*>(line + 8 * kLineBytes);
+      }
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
-      for (int k = 0; k < 4; ++k) load_matrix4(a[k], weights + (k0 + k) * 32);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) load_matrix4(b[k], latent + (k0 + 2 * k) * 32);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        mma_16816(sums, a[2 * k], b[k][0], b[k][1]);
-        mma_16816(odd, a[2 * k + 1], b[k][2], b[k][3]);
+      for (int n = 0; n < F::kOctets; ++n) {
+        const char* o_lat = smem_.latent[turn][n * 8 + lane_ / 4 % min(8, F::kRows)] + at + j * 64;
+        const uint4 b = *reinterpret_cast<const uint4*>(o_lat);
+        mma_16816(quarters[j / kQuarterWords][n], first, b.x, b.y);
+        mma_16816(quarters[j / kQuarterWords][n], second, b.z, b.w);
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += odd[i];
+    for (int n = 0; n < F::kOctets; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[n][i] = quarters[0][n][i];
+        if (F::kSliceQuarters == 2) sums[n][i] = __fadd_rn(sums[n][i], quarters[F::kSliceQuarters - 1][n][i]);
+      }
+    }
   }
 
   const Args& args_;
@@ -385,48 +232,48 @@ class Expand {
   const int lane_;
   const int warp_;
   const int head_;
-  const int value0_;
   const int part_;
   const int tile_row_;
   const int column_;
-  const int end_row_;
+  const int first_row_;
+  const int num_rows_;
+  uint4 weights_[F::kInRegisters ? F::kSliceWords : 1][2];
 };
 
-template <int kValues, int kCluster, int kParts>
+template <int kThreads, int kValues, int kCluster, int kParts>
 LATENTD_DEVICE void expand(const Args& args) {
-  using F = Form<kValues, kCluster, kParts>;
+  using F = Form<kThreads, kValues, kCluster, kParts>;
   extern __shared__ __align__(16) char raw[];
   Expand<F> cta(args, *reinterpret_cast<typename F::Smem*>(raw));
-  cta.copy_weights();
-  const RowPlan plan = cta.plan_of(cta.first_row() + cta.tile_row());
+  cta.prepare();
+  typename F::Nodes nodes = cta.nodes();
   if (kCluster > 1) cluster_sync();  // nothing is written to a CTA that has not started
   pdl_wait_then_launch();            // the output projection follows
-  cta.run(plan);
+  cta.run(nodes);
 }
 
 }  // namespace
 
-#define LATENTD_EXPAND(values, cluster, parts)                                                                       \
-  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(kThreads, 1)                          \
+#define LATENTD_EXPAND(threads, ctas, values, cluster, parts)                                                        \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, ctas)                        \
       expand_hopper_##values##_c##cluster##_p##parts(const bf16* node_o, const float2* node_ml,                      \
                                                      const RowPlan* row_plan, const bf16* kv_b, bf16* out, int rows, \
                                                      int rows_per_cta, int nope_dim, int v_dim) {                    \
     const Args args = {node_o, node_ml, row_plan, kv_b, out, rows, rows_per_cta, nope_dim, v_dim};                   \
-    expand<values, cluster, parts>(args);                                                                            \
+    expand<threads, values, cluster, parts>(args);                                                                   \
   }
 
 // kernel expand_hopper_*: combines the nodes of each row and multiplies with W_UV, f32 mode.
 // shapes: node_o, node_ml and row_plan as in attend_hopper, kv_b [heads * (nope + v), 512] bf16, out [rows, heads * v]
 //   bf16; the numbers in the name are the rows of W_UV of a CTA, the CTAs of a cluster and the warps that share a row's
-//   chains.
-// rounds: splits fold into chains as in attend_hopper; sums of 2^(M - max) R and L over the chains c of each group
-//   c % 8, ascending, then over the groups ascending, f32; o_lat = sum R / sum L landed; f32 sums over 512
-//   columns (two halves of k with 64 values a CTA), even and odd steps of 16, landed.
-// launch: grid (v / values, heads, rows / rows_per_cta rounded up), 512 threads, sizeof(Smem) bytes.
-LATENTD_EXPAND(64, 2, 1)
-LATENTD_EXPAND(64, 2, 4)
-LATENTD_EXPAND(64, 2, 8)
-LATENTD_EXPAND(128, 1, 1)
-LATENTD_EXPAND(128, 1, 8)
-LATENTD_EXPAND(128, 2, 1)
-LATENTD_EXPAND(128, 2, 8)
+//   nodes.
+// rounds: splits fold into chains as in attend_hopper; sums of 2^(M - max) R and L over the chains of each eighth of
+//   them, ascending, then over the eighths, f32; o_lat = sum R / sum L landed; f32 sums over each quarter of the 512
+//   columns, (q0 + q1) + (q2 + q3) landed.
+// launch: grid (v / values, heads, rows / rows_per_cta rounded up), 512 threads or with 32 values 256, sizeof(Smem)
+//   bytes.
+LATENTD_EXPAND(256, 2, 32, 2, 8)
+LATENTD_EXPAND(512, 1, 64, 2, 1)
+LATENTD_EXPAND(512, 1, 64, 2, 8)
+LATENTD_EXPAND(512, 1, 128, 1, 1)
+LATENTD_EXPAND(512, 1, 128, 1, 8)

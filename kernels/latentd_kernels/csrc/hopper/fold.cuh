@@ -2,7 +2,7 @@
 // same operations on the same operands, so that it leaves no trace in the bits.
 //
 // A partial result is (M, L, R): an integer M, L = sum of 2^(score - M) in f32 and R = sum of 2^(score - M) latent in
-// bf16 pairs, not yet divided by L. kChainSplits neighbouring splits, ascending, make a chain; the first is folded into
+// bf16 pairs, not yet divided by L. chain_splits neighbouring ones, ascending, make a chain; the first is folded into
 // nothing (kNothing, 0, 0). Maxima are integers, so factors are powers of two and products with them exact.
 #pragma once
 #include "async.cuh"
@@ -29,8 +29,7 @@ LATENTD_DEVICE uint32_t fold_pair(uint32_t old_pair, uint32_t new_pair, uint32_t
       : "r"(old_pair), "r"(new_pair), "r"(keep), "r"(add));
   return folded;
 }
-LATENTD_DEVICE uint4 fold_octet(uint4 old_octet, uint4 new_octet, FoldFactors f) {
-  const uint32_t keep = pack_bf16(f.keep, f.keep), add = pack_bf16(f.add, f.add);
+LATENTD_DEVICE uint4 fold_octet(uint4 old_octet, uint4 new_octet, uint32_t keep, uint32_t add) {
   return {fold_pair(old_octet.x, new_octet.x, keep, add), fold_pair(old_octet.y, new_octet.y, keep, add),
           fold_pair(old_octet.z, new_octet.z, keep, add), fold_pair(old_octet.w, new_octet.w, keep, add)};
 }
