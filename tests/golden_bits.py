@@ -1,8 +1,8 @@
 """Digests of what the kernels compute from fixed inputs, by processor: the golden bits.
 
 `python tests/golden_bits.py` records those of this machine's processors under the present
-ARITHMETIC_VERSION; records of another version are dropped. Inputs are small integers times powers
-of two, so that they are the same bits everywhere; no torch generator is trusted.
+ARITHMETIC_VERSION; records of another version are dropped. Inputs are integers times powers of two,
+so that they are the same bits everywhere; no torch generator is trusted.
 """
 
 from __future__ import annotations
@@ -157,9 +157,11 @@ def linear(features: int, k: int) -> str:
 
 
 def fill(tensor: torch.Tensor, unit: float, seed: int) -> None:
-    """Integers of -64 .. 64 times a power of two: bf16 numbers."""
-    drawn = np.random.default_rng(seed).integers(-64, 65, tuple(tensor.shape))
-    tensor.copy_(torch.from_numpy(drawn * unit))
+    """bf16 numbers of all eight bits and eight exponents, about 40 units in the root mean square.
+    Sums of their products are rounded, so that every order of adding has bits of its own."""
+    shape, random = tuple(tensor.shape), np.random.default_rng(seed)
+    drawn = random.integers(128, 256, shape) * random.choice((-unit, unit), shape)
+    tensor.copy_(torch.from_numpy(np.ldexp(drawn, random.integers(-8, 0, shape))))
 
 
 def digest(*values: torch.Tensor) -> str:

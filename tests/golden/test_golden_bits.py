@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,3 +36,13 @@ def test_bits_change_only_with_the_arithmetic_version(
     unlike = [name for name, bits in found.items() if expected.get(name) != bits]
     assert not unlike, "raise ARITHMETIC_VERSION and run python tests/golden_bits.py"
     assert found.keys() == expected.keys()
+
+
+def test_sums_of_the_inputs_depend_on_the_order_of_adding() -> None:
+    rows, weights = torch.empty(64, 256), torch.empty(64, 256)  # the narrowest of the cases
+    golden_bits.fill(rows, 2.0**-5, 1)
+    golden_bits.fill(weights, 2.0**-9, 2)
+    products = (rows * weights).numpy()
+    ahead = np.add.accumulate(products, axis=1)[:, -1]
+    back = np.add.accumulate(products[:, ::-1], axis=1)[:, -1]
+    assert (ahead != back).mean() > 0.25
