@@ -105,7 +105,8 @@ class HopperAttention(Launcher):
         args += [out, c_int32(rows), c_int32(v_dim)]
         kv, kv_stride, weight, eps, slab, layer = append or _NO_APPEND
         args += [kv, kv_stride, weight, eps, self.inputs.kv_row, slab, layer]
-        grid = (LATENT_DIM // columns + -(-cta_rows // 16), heads, -(-rows // cta_rows))
+        rope_ctas = -(-16 * min(rows, cta_rows) // columns)
+        grid = (LATENT_DIM // columns + rope_ctas, heads, -(-rows // cta_rows))
         smem = 2 * (nope_dim * (columns + 8) + cta_rows * (nope_dim + 8))
         name = f"absorb_hopper_{nope_dim}_r{cta_rows}"
         self.library.launch(name, grid, 2 * columns, args, stream=self.stream, smem=smem)

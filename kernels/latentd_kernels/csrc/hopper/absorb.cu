@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int kRopeRows = 16;  // rows whose rope halves a CTA turns, beside those that it appends
+constexpr int kTurns = 2;  // pairs of the rope half that a thread turns
 
 struct Args {
   const bf16* q;  // [rows, q_stride]: per head nope values, then 64 of the rope half
@@ -29,8 +29,9 @@ struct Form {
   static constexpr int kCols = kCols_;
   static constexpr int kRows = kRows_;
   static constexpr int kThreads = kCols * 2;
-  static constexpr int kLatentCtas = kLatentDim / kCols;  // of a head, before those of the rope half
-  static constexpr int kTurners = kThreads / 2;           // threads that turn, the others append
+  static constexpr int kLatentCtas = kLatentDim / kCols;            // of a head, before those of the rope half
+  static constexpr int kTurners = kThreads / 2;                     // threads that turn, the others append
+  static constexpr int kRopeRows = kTurners * kTurns / kRopePairs;  // rows of such a CTA
   struct Smem {
     union {
       bf16 weights[kNope][kCols + 8];
@@ -42,13 +43,11 @@ struct Form {
 
 template <typename F>
 LATENTD_DEVICE void turn_queries(const Args& args, int row0) {
-  constexpr int kPairs =
-      (F::kRows < kRopeRows ? F::kRows : kRopeRows) * kRopePairs / F::kTurners;  // of a thread, all of one column
   constexpr int kStep = F::kTurners / kRopePairs;
   const int pair = threadIdx.x % kRopePairs, first_row = row0 + threadIdx.x / kRopePairs, head = blockIdx.y;
-  RopeTurn turns[kPairs];
+  RopeTurn turns[kTurns];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
+  for (int i = 0; i < kTurns; ++i) {
     const int row = first_row + i * kStep;
     turns[i] = {0.0f, 1.0f};
     if (row < args.rows && args.rope.inv_freq != nullptr) {
@@ -58,7 +57,7 @@ LATENTD_DEVICE void turn_queries(const Args& args, int row0) {
   pdl_wait();
   const RopePair at = rope_pair(pair, args.rope.interleaved != 0);
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
+  for (int i = 0; i < kTurns; ++i) {
     const int row = first_row + i * kStep;
     if (row >= args.rows) continue;
     const bf16* src = args.q + row * args.q_stride + (head + 1) * (F::kNope + kRopeDim) - kRopeDim;
@@ -139,7 +138,8 @@ LATENTD_DEVICE void absorb(const Args& args) {
   using F = Form<kNope, kCols, kRows>;
   extern __shared__ __align__(16) char raw[];
   auto& smem = *reinterpret_cast<typename F::Smem*>(raw);
-  const int row0 = blockIdx.z * kRows, rope_row0 = row0 + (static_cast<int>(blockIdx.x) - F::kLatentCtas) * kRopeRows;
+  const int row0 = blockIdx.z * kRows,
+            rope_row0 = row0 + (static_cast<int>(blockIdx.x) - F::kLatentCtas) * F::kRopeRows;
   if (blockIdx.x < F::kLatentCtas) {
     copy_weights<F>(smem, args);
     pdl_wait();
@@ -155,7 +155,7 @@ LATENTD_DEVICE void absorb(const Args& args) {
   } else if (args.append.kv != nullptr) {
     const int pair = (threadIdx.x - F::kTurners) / 64, pairs = F::kTurners / 64;
     append_rows(args.append, args.rope, rope_row0 + pair * gridDim.y + blockIdx.y, pairs * gridDim.y,
-                min(args.rows, rope_row0 + kRopeRows));
+                min(args.rows, rope_row0 + F::kRopeRows));
   }
 }
 
@@ -177,7 +177,8 @@ LATENTD_DEVICE void absorb(const Args& args) {
 // shapes: as absorb_128 and append, any number of rows; the numbers in the name are nope and the rows of a CTA (n).
 // rounds: f32 sums over nope, even and odd steps of 16 each ascending, even + odd landed; rope as in absorb_128; rows
 //   appended as in append.
-// launch: grid (512 / c + n / 16 rounded up, heads, rows / n rounded up), 2 c threads, sizeof(Smem) bytes, with c = 128
+// launch: grid (512 / c + 16 n / c, or fewer where the last are for no row, heads, rows / n rounded up), 2 c threads,
+// sizeof(Smem) bytes, with c = 128
 //   columns a CTA where n is 64, else 64.
 LATENTD_ABSORB(128, 64, 8)
 LATENTD_ABSORB(128, 64, 16)
