@@ -85,7 +85,8 @@ class Watch:
     def stop(self) -> None:
         """End the thread and leave the data socket unwatched."""
         self._waker.send(b"x")
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # it may collect a forgotten client
+            self._thread.join()
         if self._data is not None and self._monitor is not None:
             self._data.disable_monitor()
             self._monitor.close()

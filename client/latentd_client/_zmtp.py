@@ -52,6 +52,9 @@ class ZmtpWire:
         self._socket = handshake(self.endpoint, timeout_s)
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
+        glance = select.poll()
+        glance.register(self._socket, select.POLLIN)
+        self._glance = glance.poll
 
     @property
     def is_lost(self) -> bool:
@@ -167,7 +170,7 @@ class ZmtpWire:
     def losses(self) -> int:
         """See Wire.losses."""
         self._check_torn()
-        if self._socket is not None and not self._ready:
+        if self._socket is not None and not self._ready and self._glance(0):
             try:
                 is_open = bool(self._socket.recv(1, socket.MSG_PEEK))
             except BlockingIOError:

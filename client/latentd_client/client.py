@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client import protocol
@@ -71,6 +72,8 @@ class Client:
                 text = f"{self.endpoint} did not say hello within {connect_timeout_s:.3g} s"
                 raise ConnectionLost(text) from None
             raise
+        self._forgotten = weakref.finalize(self, _forget, self._watch, link, self._pid)
+        self._forgotten.atexit = False
         link.exchange.max_frame_bytes = self.info.max_frame_bytes
         link.exchange.max_frames = self.info.max_frames
         if isinstance(link.wire, ZmqWire):
@@ -133,6 +136,7 @@ class Client:
                 self._drive(self._calls.end_session(1.0))
         except LatentdError:
             pass  # the lease will end it
+        self._forgotten.detach()
         self._watch.stop()
         self._link.close()
         if self._control is not None:
@@ -229,3 +233,10 @@ class Client:
         if isinstance(item, Call):
             return self._link.perform(item, limit_s)
         return self._link.wait(item, limit_s)
+
+
+def _forget(watch: Watch, link: Link, pid: int) -> None:
+    """Nobody knows the client any more and nobody has closed it: stop to renew its lease."""
+    if pid == os.getpid():
+        watch.stop()
+        link.close()

@@ -66,7 +66,7 @@ class StepPlan:
     sampling each, the rows of a prompt chunk share one. `logit_rows` are output rows."""
 
     rows: int
-    tasks: list[Task]
+    tasks: Sequence[Task]
     token_ids: Sequence[int] | NDArray[np.int32]
     slot_idx: Sequence[int] | int
     context_len: Sequence[int] | NDArray[np.int32]

@@ -69,14 +69,14 @@ class _Rows:
         sampling: SamplingParams | None, logits: bool,
     ) -> None:  # fmt: skip
         """Queue a row; or answer it by another run of it, now or later."""
-        work, waiter = self._work, (self._ticket, index)
+        work = self._work
         record = self._session.slots.get((slot_id, epoch))
         if record is None:
             record = self._session.record(slot_id, epoch)  # says why not
         digest = ("step", token, logits, sampling)
         run = record.running
         if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-            run.waiters.append((*waiter, True))
+            run.waiters.append((self._ticket, index, True))
             return
         try:
             if run is not None:
@@ -90,5 +90,5 @@ class _Rows:
                 raise
             self._ticket.put(index, stored.results, stored.logits, True)
             return
-        run = StepRun(record, pos, digest, [(*waiter, False)])
+        run = StepRun(record, pos, digest, [(self._ticket, index, False)])
         record.running = work.runs[request] = run

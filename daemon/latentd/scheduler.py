@@ -12,7 +12,6 @@ from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from latentd.operations import SamplingParams
     from latentd.plans import Task
     from latentd.slots import SlotTable
 
@@ -45,15 +44,10 @@ class Scheduler:
     def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
         """Rows of all queued steps and runnable streams; None without any. Streams that got no
         page are put into `starved` and left out."""
-        tasks: list[Task] = []
-        token_ids: list[int] = []
-        logit_rows: list[int] = []
-        for step in self.steps:
-            if step.want_logits:
-                logit_rows.append(len(tasks))
-            tasks.append(step)
-            token_ids.append(step.token)
-        self.steps.clear()
+        steps, self.steps = self.steps, []
+        tasks: list[StepTask | StreamTask] = [*steps]
+        token_ids = [step.token for step in steps]
+        logit_rows = [row for row, step in enumerate(steps) if step.want_logits]
         for stream in self.streams:
             if not self.is_runnable(stream):
                 continue
@@ -69,18 +63,15 @@ class Scheduler:
             token_ids.append(slot.token)
         if not tasks:
             return None
-        slot_idx: list[int] = []
-        context_len: list[int] = []
-        kv_row: list[int] = []
-        sampling: list[SamplingParams] = []
+        slots = [task.slot for task in tasks]  # a column at a time: half the time of rows
+        slot_idx = [slot.slot_id for slot in slots]
+        context_len = [slot.length + 1 for slot in slots]
         page_rows = self.page_rows
-        for task in tasks:
-            slot = task.slot
-            pos = slot.length
-            slot_idx.append(slot.slot_id)
-            context_len.append(pos + 1)
-            kv_row.append(slot.pages[pos // PAGE_SIZE] * page_rows + pos % PAGE_SIZE)
-            sampling.append(task.sampling)
+        kv_row = [
+            slot.pages[slot.length // PAGE_SIZE] * page_rows + slot.length % PAGE_SIZE
+            for slot in slots
+        ]
+        sampling = [task.sampling for task in tasks]
         updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,

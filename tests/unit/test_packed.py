@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentd_client import AsyncClient, Client, fields, packed, protocol
+from latentd_client import Client, fields, packed, protocol
 from latentd_client._exchange import Call, Exchange
 from serving import Peer, Running, seat, serving
 
@@ -180,9 +180,9 @@ def test_a_packed_step_is_refused_by_code_like_any_other(running: Running) -> No
         assert peer.receive()[0]["rows"][0]["status"] == "deadline"
 
 
-def sent_by(client: Client | AsyncClient, frames: list[bytes]) -> None:
+def sent_by(client: Client, frames: list[bytes]) -> None:
     """Note the first frame of all that a client sends."""
-    exchange = client._exchange if isinstance(client, AsyncClient) else client._link.exchange
+    exchange = client._link.exchange
     start = exchange.start
 
     def noting(call: Call) -> Any:

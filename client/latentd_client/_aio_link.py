@@ -1,0 +1,172 @@
+"""One connection of an event loop to a daemon: its socket, its exchange, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import zmq
+
+from latentd_client import _link, _wire
+from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
+from latentd_client._watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latentd_client.results import DaemonInfo
+
+EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+"""Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
+FAREWELL_MS = 100
+"""What the end of a session has to leave, where nobody waits for the answer."""
+RETRY_S = 0.002
+"""Between two attempts to send."""
+
+
+class AsyncLink:
+    """A connection and the requests in flight on it. It belongs to the event loop that runs when it
+    is made; neither the loop nor the watch keep it alive."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Connect. Raises ConnectionLost."""
+        self.endpoint = endpoint
+        self.exchange = Exchange()
+        self.loop = asyncio.get_running_loop()
+        self._watch: Watch | None = None
+        self._context = zmq.Context()
+        sock = self.socket = _wire.make_socket(self._context)
+        sock.setsockopt(zmq.RCVTIMEO, 0)
+        sock.setsockopt(zmq.SNDTIMEO, 0)
+        try:
+            _wire.connect(sock, endpoint)
+            receive = weakref.WeakMethod(self.receive)
+            self.loop.add_reader(int(sock.getsockopt(zmq.FD)), _call, receive)
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, info: DaemonInfo, session: str) -> None:
+        """Renew the session's lease, and notice when the connection breaks."""
+        loop, wake_all = self.loop, weakref.WeakMethod(self._wake_all)
+        self._watch = Watch(
+            self.socket, info.control, session, info.lease_s,
+            lambda: loop.call_soon_threadsafe(_call, wake_all),
+        )  # fmt: skip
+
+    def is_here(self) -> bool:
+        """Whether the event loop that runs now is the link's own."""
+        with contextlib.suppress(RuntimeError):  # none runs: something is being collected
+            return asyncio.get_running_loop() is self.loop
+        return False
+
+    @property
+    def losses(self) -> int:
+        """How often the connection broke."""
+        return self._watch.losses if self._watch is not None else 0
+
+    async def perform(self, call: Call, limit_s: float) -> Reply | None:
+        """Send a call and wait for its first reply (None when none is expected). Raises
+        RequestRejected, DeadlineExceeded, ConnectionLost, ProtocolError."""
+        pending, frames = self.exchange.start(call)
+        pending.connection = self.losses
+        deadline = time.monotonic() + limit_s
+        try:
+            while not self._send(frames):  # not connected (yet, or any more), or its queue is full
+                if not call.expect:
+                    return None
+                self._check(pending)
+                if time.monotonic() >= deadline:
+                    raise too_late(call, limit_s)
+                await asyncio.sleep(RETRY_S)
+            return await self.wait(pending, limit_s, deadline) if call.expect else None
+        except BaseException:
+            if not call.is_kept:
+                self.exchange.abandon(pending)
+            raise
+
+    async def wait(self, pending: Pending, limit_s: float, deadline: float | None = None) -> Reply:
+        """The next reply of a request. Raises like `perform`."""
+        left_s = limit_s if deadline is None else deadline - time.monotonic()
+        if not pending.replies:
+            self._check(pending)
+            future: asyncio.Future[None] = self.loop.create_future()
+            timer = self.loop.call_later(max(0.0, left_s), _wake, future)
+            pending.wake = lambda: _wake(future)
+            try:
+                await future
+            finally:
+                pending.wake = None
+                timer.cancel()
+        if not pending.replies:
+            self._check(pending)
+            raise too_late(pending.call, limit_s)
+        return pending.take()
+
+    def _send(self, frames: list[bytes | memoryview]) -> bool:
+        if self.socket.closed:
+            return False
+        try:
+            self.socket.send_multipart(frames, NOBLOCK)
+        except zmq.Again:
+            return False
+        self.receive()  # sending may have eaten the edge that announced a message
+        return True
+
+    def receive(self) -> None:
+        """Take all messages that are there; the descriptor of a socket is edge-triggered."""
+        sock = self.socket
+        while not sock.closed and int(sock.getsockopt(EVENTS)) & POLLIN:
+            self.exchange.receive(sock.recv_multipart(NOBLOCK))
+
+    def _check(self, pending: Pending) -> None:
+        if pending.connection != self.losses or self.socket.closed:
+            raise _link.lost(self.endpoint)
+
+    def _wake_all(self) -> None:
+        """The connection broke: whoever waits on it gets to know, after its last words."""
+        self.receive()
+        self._abandon_all()
+
+    def _abandon_all(self) -> None:
+        for pending in self.exchange.abandon_all():
+            if pending.wake is not None:
+                pending.wake()
+
+    def close(self) -> None:
+        """Close the connection, end the watch and wake who waits; again is harmless."""
+        if self.socket.closed:
+            return
+        if self._watch is not None:
+            self._watch.stop()
+        if not self.loop.is_closed():
+            self.loop.remove_reader(int(self.socket.getsockopt(zmq.FD)))
+        self.socket.close(FAREWELL_MS)
+        self._context.term()
+        if not self.loop.is_closed():
+            self._abandon_all()
+
+
+def forget(link: AsyncLink, pid: int) -> None:
+    """Nobody knows the client any more and nobody has closed it: stop to renew its lease."""
+    if pid != os.getpid():
+        return
+    try:
+        link.loop.call_soon_threadsafe(link.close)
+    except RuntimeError:  # the event loop has ended
+        link.close()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method of something that is still there."""
+    if (bound := method()) is not None:
+        bound()

@@ -1,0 +1,405 @@
+"""What may go wrong around an AsyncClient: cancels, lost connections, forks, loops, forgotten
+clients and streams."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from fakes import FakeEngine
+from latentd.plans import StepOutputs
+from latentd_client import AsyncClient, AsyncSlot, Client, ConnectionLost, DeadlineExceeded
+from serving import serving
+
+ASKS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+    "step": lambda slot: slot.step(),
+    "rows": lambda slot: slot._client.step([(slot, None)]),
+    "truncate": lambda slot: slot.truncate(2),
+    "open": lambda slot: slot._client.open([5] * 300),
+    "ping": lambda slot: slot._client.ping(),
+}
+
+
+class GatedEngine(FakeEngine):
+    """Its launches wait at a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        wait = self.fake.wait
+
+        def gated() -> StepOutputs:
+            self.gate.wait(10)
+            return wait()
+
+        self.fake.wait = gated  # type: ignore[method-assign]
+
+
+def num_watches() -> int:
+    return sum(thread.name == "latentd-watch" for thread in threading.enumerate())
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+async def expect_working(client: AsyncClient, engine: FakeEngine) -> None:
+    """A new slot decodes as it should."""
+    slot = await client.open([7, 8])
+    first = sampled(slot)
+    assert (await slot.step()).token == engine.expected_token([7, 8, first])
+    await slot.close()
+
+
+def sampled(slot: AsyncSlot) -> int:
+    """The token that a slot sampled last."""
+    assert slot.token is not None
+    return slot.token
+
+
+@pytest.mark.parametrize("ask", list(ASKS))
+@pytest.mark.parametrize("turns", range(6))
+def test_a_call_cancelled_after_any_number_of_turns_leaves_all_usable(
+    endpoint: str, ask: str, turns: int
+) -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([1, 2, 3])
+            first = sampled(slot)
+            task = asyncio.create_task(ASKS[ask](slot))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            if ask in ("step", "rows"):  # the same call again: nothing is appended twice
+                if slot.context_len == 3:
+                    await ASKS[ask](slot)
+                assert slot.context_len == 4
+                assert slot.token == engine.expected_token([1, 2, 3, first])
+            elif ask == "truncate":
+                await slot.truncate(slot.context_len) if slot.context_len == 2 else None
+            await expect_working(client, engine)
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+    assert engine.slots.num_used == 0
+
+
+def test_a_cancelled_open_gives_its_slot_back(endpoint: str) -> None:
+    engine = GatedEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            engine.gate.clear()
+            task = asyncio.create_task(client.open([1] * 300))
+            await until(lambda: engine.slots.num_used == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            engine.gate.set()
+            await until(lambda: engine.slots.num_used == 0)
+            await expect_working(client, engine)
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_a_time_limit_around_a_step_is_a_cancel_and_the_step_can_be_repeated(
+    endpoint: str,
+) -> None:
+    engine = GatedEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([1, 2, 3])
+            first = sampled(slot)
+            engine.gate.clear()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(slot.step(), 0.05)
+            with pytest.raises(DeadlineExceeded):
+                await slot.step(timeout_s=0.05)
+            engine.gate.set()
+            assert (await slot.step()).replayed
+            assert slot.token == engine.expected_token([1, 2, 3, first])
+            assert slot.context_len == 4
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancelled_reader_of_a_stream_goes_on_where_it_stood(endpoint: str, turns: int) -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([1, 2, 3])
+            tokens = [1, 2, 3, sampled(slot)]
+
+            async def read() -> None:
+                async for step in slot.stream(200, credit=4):
+                    tokens.append(step.token)
+
+            task = asyncio.create_task(read())
+            for _ in range(turns * 3):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            step = await slot.step()
+            # a step that was taken over and not handed out may lie between
+            assert slot.context_len in (len(tokens), len(tokens) + 1)
+            while len(tokens) < slot.context_len:
+                tokens.append(engine.expected_token(tokens))
+            assert step.token == engine.expected_token(tokens)
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_an_abandoned_stream_ends_and_frees_the_slot_for_the_next_call(endpoint: str) -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([1, 2, 3])
+            stream = slot.stream(1000)
+            await anext(stream)
+            del stream  # nobody closes it
+            gc.collect()
+            await until(lambda: not engine.scheduler.streams)
+            assert (await slot.step()).context_len == 5
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_a_close_that_is_cancelled_has_closed_all_the_same(endpoint: str) -> None:
+    engine = GatedEngine()
+
+    async def main() -> None:
+        client = await AsyncClient(endpoint).connect()
+        slot = await client.open([1, 2, 3])
+        engine.gate.clear()
+        step = asyncio.create_task(slot.step())
+        await asyncio.sleep(0.05)  # the engine waits: nobody answers the close
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(ConnectionLost):
+            await step
+        assert num_watches() == before
+        assert client._link is not None
+        assert client._link.socket.closed
+        engine.gate.set()
+
+    before = num_watches()
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_two_closes_at_a_time_both_end_when_all_is_closed(endpoint: str) -> None:
+    async def main() -> None:
+        client = await AsyncClient(endpoint).connect()
+        await asyncio.gather(client.close(), client.close())
+        assert num_watches() == before
+
+    before = num_watches()
+    with serving(endpoint) as running:
+        asyncio.run(main())
+        assert len(running.server._work.sessions) == 0
+
+
+def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
+    engine = GatedEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as other:
+            slot = await other.open([1])
+            engine.gate.clear()
+            step = asyncio.create_task(slot.step())
+            await asyncio.sleep(0.05)
+            client = AsyncClient(endpoint)
+            task = asyncio.create_task(client.connect())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert client._link is not None
+            assert client._link.socket.closed
+            engine.gate.set()
+            await step
+            with pytest.raises(ConnectionLost, match="closed"):
+                await client.ping()
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_a_second_connect_is_refused_and_the_client_goes_on(endpoint: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            with pytest.raises(ConnectionLost, match="once"):
+                await client.connect()
+            assert await client.ping() > 0
+
+    with serving(endpoint):
+        asyncio.run(main())
+
+
+def test_a_client_of_another_event_loop_is_refused_by_name_and_can_be_closed(
+    endpoint: str,
+) -> None:
+    async def make() -> tuple[AsyncClient, Any]:
+        client = await AsyncClient(endpoint).connect()
+        return client, await client.open([1, 2, 3])
+
+    async def use(client: AsyncClient, slot: Any) -> None:
+        for call in (slot.step(), client.ping(), client.open([1])):
+            with pytest.raises(ConnectionLost, match="another event loop"):
+                await call
+        await client.close()
+        assert num_watches() == before
+
+    before = num_watches()
+    with serving(endpoint) as running:
+        client, slot = asyncio.run(make())
+        asyncio.run(use(client, slot))
+        asyncio.run(until(lambda: len(running.server._work.sessions) == 0))
+
+
+def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(endpoint: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([1, 2, 3])
+            child = os.fork()
+            if not child:
+                os._exit(in_child(client, slot))
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert (await slot.step()).context_len == 4
+
+    def in_child(client: AsyncClient, slot: Any) -> int:
+        """0 when every call is refused and close returns."""
+
+        async def use() -> int:
+            for call in (slot.step(), client.ping(), client.open([1])):
+                try:
+                    await asyncio.wait_for(call, 3)
+                    return 1
+                except ConnectionLost as error:
+                    if "fork" not in str(error):
+                        return 2
+            await asyncio.wait_for(client.close(), 3)
+            return 0
+
+        try:
+            asyncio.events._set_running_loop(None)
+            return asyncio.new_event_loop().run_until_complete(use())
+        except BaseException:
+            return 3
+
+    with serving(endpoint):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_forgotten_client_is_not_renewed_for_ever(endpoint: str, kind: str) -> None:
+    """Nobody can use it any more: its slots go with the lease."""
+
+    async def forget() -> None:
+        client = await AsyncClient(endpoint).connect()
+        await client.open([1, 2, 3])
+
+    before = num_watches()
+    engine = FakeEngine()
+    with serving(endpoint, engine, lease_s=0.3, grace_s=0.1):
+        if kind == "asyncio":
+            asyncio.run(forget())
+        else:
+            client = Client(endpoint)
+            client.open([1, 2, 3])
+            del client
+        gc.collect()
+        asyncio.run(until(lambda: num_watches() == before))
+        asyncio.run(until(lambda: engine.slots.num_used == 0))
+
+
+def test_a_lost_connection_wakes_all_who_wait_and_the_client_recovers(endpoint: str) -> None:
+    engine = GatedEngine()
+
+    async def main(running: Any) -> None:
+        async with AsyncClient(endpoint) as client:
+            slots = [await client.open([i, 2, 3]) for i in range(3)]
+            tokens = [sampled(slot) for slot in slots]
+            engine.gate.clear()
+            steps = [asyncio.create_task(slot.step()) for slot in slots]
+            await asyncio.sleep(0.05)
+            router = running.server._listener.router
+            for peer in list(router._peers.values()):
+                peer.socket.shutdown(2)  # as when the connection breaks
+            for step in steps:
+                with pytest.raises(ConnectionLost, match="broke"):
+                    await step
+            engine.gate.set()
+            for i, slot in enumerate(slots):
+                assert (await slot.step()).context_len == 4
+                assert slot.token == engine.expected_token([i, 2, 3, tokens[i]])
+
+    with serving(endpoint, engine) as running:
+        asyncio.run(main(running))
+
+
+def test_health_and_stats_at_a_time_share_one_connection(endpoint: str) -> None:
+    async def main() -> None:
+        client = await AsyncClient(endpoint).connect()
+        answers = await asyncio.gather(*(client.health() for _ in range(8)), client.stats())
+        assert answers[0]["state"] == "ready"
+        await client.close()
+        with pytest.raises(ConnectionLost, match="closed"):
+            await client.health()
+
+    with serving(endpoint):
+        asyncio.run(main())
+
+
+def test_many_clients_in_threads_with_loops_of_their_own(endpoint: str) -> None:
+    engine = FakeEngine()
+    failures: list[BaseException] = []
+
+    async def decode(number: int) -> None:
+        async with AsyncClient(endpoint) as client:
+            slot = await client.open([number, 1])
+            tokens = [number, 1, sampled(slot)]
+            for _ in range(20):
+                tokens.append((await slot.step()).token)
+            assert tokens[-1] == engine.expected_token(tokens[:-1])
+
+    def run(number: int) -> None:
+        try:
+            asyncio.run(decode(number))
+        except BaseException as error:
+            failures.append(error)
+
+    with serving(endpoint, engine):
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert not failures
