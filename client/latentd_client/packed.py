@@ -52,14 +52,15 @@ _SEAT: Final = Struct(">6sI7sQ")
 _PLACE: Final = Struct(">25s5sI7sI")
 _STEP: Final = Struct(">18s48s12sd25s5sI7sI")
 _COUNT: Final = Struct(">6sH")
-_ONE_ROW: Final = Struct(">6sI7sQ5sI7sI")
+_WHOLE_STEP: Final = Struct(">B7sI18s48s12sd6sI7sQ5sI7sI")
 _ROW: Final = Struct(">7sI7sQ5sI7sI")
 _RESULT: Final = Struct(">B7sI10s13sI7sI9sd")
 _RESULTS_HEAD: Final = Struct(">B7sI10s6sH")
 _RESULT_ROW: Final = Struct(">24sI7sI9sd")
-_HEAD_AT: Final = _NUMBER.size
-_BODY_AT: Final = _HEAD_AT + _HEAD.size
-_ROWS_AT: Final = _BODY_AT + _COUNT.size
+_COUNT_AT: Final = _NUMBER.size + _HEAD.size
+_ROWS_AT: Final = _COUNT_AT + _COUNT.size
+_ROW_SLOT: Final = _ROW_MAP + _SLOT
+_ROW_LENGTH: Final = _OK_MAP + _OK + _LENGTH
 
 
 class StepsRequest(NamedTuple):
@@ -102,37 +103,46 @@ def number(request: Packed, request_id: int) -> bytes:
 
 def read_steps(frame: bytes) -> StepsRequest | None:
     """A request of this layout with all fields in their ranges; None for any other frame."""
-    size = len(frame)
-    if size < _ROWS_AT:
-        return None
-    first, id_key, request_id = _NUMBER.unpack_from(frame)
-    op, session, deadline_key, deadline_s = _HEAD.unpack_from(frame, _HEAD_AT)
+    if len(frame) == _WHOLE_STEP.size:
+        (
+            first, id_key, request_id, op, session, deadline_key, deadline_s,
+            slot_key, slot, epoch_key, epoch, pos_key, pos, token_key, token,
+        ) = _WHOLE_STEP.unpack(frame)  # fmt: skip
+        if (
+            first == _STEP_MAP and id_key == _ID and op == _OP and deadline_key == _DEADLINE
+            and slot_key == _SLOT and epoch_key == _EPOCH and pos_key == _POS
+            and token_key == _TOKEN and slot <= _MAX_INT and token <= _MAX_INT
+            and epoch <= _MAX_EPOCH and 0 <= deadline_s <= _MAX_DEADLINE_S and session.isascii()
+        ):  # fmt: skip
+            row = (slot, epoch, pos, token)
+            return StepsRequest(request_id, session.decode(), deadline_s, False, [row])
+    elif len(frame) >= _ROWS_AT and frame[0] == _STEPS_MAP:
+        return _read_batch(frame)
+    return None
+
+
+def _read_batch(frame: bytes) -> StepsRequest | None:
+    _, id_key, request_id = _NUMBER.unpack_from(frame)
+    op, session, deadline_key, deadline_s = _HEAD.unpack_from(frame, _NUMBER.size)
+    rows_key, count = _COUNT.unpack_from(frame, _COUNT_AT)
     if (
-        id_key != _ID or op != _OP or deadline_key != _DEADLINE
+        id_key != _ID or op != _OP or deadline_key != _DEADLINE or rows_key != _ROWS
         or not 0 <= deadline_s <= _MAX_DEADLINE_S or not session.isascii()
+        or not 1 <= count <= _MAX_ROWS or len(frame) != _ROWS_AT + count * _ROW.size
     ):  # fmt: skip
         return None
-    if first == _STEP_MAP and size == _BODY_AT + _ONE_ROW.size:
-        rows = _read_rows([_ONE_ROW.unpack_from(frame, _BODY_AT)], _SLOT)
-        return StepsRequest(request_id, session.decode(), deadline_s, False, rows) if rows else None
-    rows_key, count = _COUNT.unpack_from(frame, _BODY_AT)
-    if (
-        first != _STEPS_MAP or rows_key != _ROWS or not 1 <= count <= _MAX_ROWS
-        or size != _ROWS_AT + count * _ROW.size
-    ):  # fmt: skip
-        return None
-    rows = _read_rows(_ROW.iter_unpack(memoryview(frame)[_ROWS_AT:]), _ROW_MAP + _SLOT)
+    rows = _read_rows(_ROW.iter_unpack(memoryview(frame)[_ROWS_AT:]))
     if len(rows) != count:
         return None
     return StepsRequest(request_id, session.decode(), deadline_s, True, rows)
 
 
-def _read_rows(columns: Iterable[tuple[Any, ...]], first_key: bytes) -> list[Row]:
+def _read_rows(columns: Iterable[tuple[Any, ...]]) -> list[Row]:
     """The rows that have the right keys and values in their ranges."""
     return [
         (slot, epoch, pos, token)
         for slot_key, slot, epoch_key, epoch, pos_key, pos, token_key, token in columns
-        if slot_key == first_key and epoch_key == _EPOCH and pos_key == _POS and token_key == _TOKEN
+        if slot_key == _ROW_SLOT and epoch_key == _EPOCH and pos_key == _POS and token_key == _TOKEN
         and slot <= _MAX_INT and token <= _MAX_INT and epoch <= _MAX_EPOCH
     ]  # fmt: skip
 
@@ -147,10 +157,10 @@ def pack_result(request_id: int, result: Result) -> bytes:
 
 def pack_results(request_id: int, results: Sequence[Result]) -> bytes:
     """The reply to a step of several rows, all of which have run."""
-    pack, keys = _RESULT_ROW.pack, _OK_MAP + _OK + _LENGTH
+    pack = _RESULT_ROW.pack
     parts = [_RESULTS_HEAD.pack(_RESULTS_MAP, _ID, request_id, _OK, _ROWS, len(results))]
     parts += [
-        pack(keys, context_len, _TOKEN, token, _LOGPROB, logprob)
+        pack(_ROW_LENGTH, context_len, _TOKEN, token, _LOGPROB, logprob)
         for context_len, token, logprob in results
     ]
     return b"".join(parts)
@@ -160,9 +170,16 @@ def read_results(frame: bytes) -> tuple[int, list[Result]] | None:
     """The request's number and the results in a reply of this layout; None for any other frame."""
     size = len(frame)
     if size == _RESULT.size and frame[0] == _RESULT_MAP:
-        _, id_key, request_id, ok, *columns = _RESULT.unpack(frame)
-        rows = _read_results([tuple(columns)], _LENGTH)
-        return (request_id, rows) if rows and id_key == _ID and ok == _OK else None
+        (
+            _, id_key, request_id, ok, length_key, context_len, token_key, token,
+            logprob_key, logprob,
+        ) = _RESULT.unpack(frame)  # fmt: skip
+        if (
+            id_key != _ID or ok != _OK or length_key != _LENGTH or token_key != _TOKEN
+            or logprob_key != _LOGPROB
+        ):  # fmt: skip
+            return None
+        return request_id, [(context_len, token, logprob)]
     if size < _RESULTS_HEAD.size or frame[0] != _RESULTS_MAP:
         return None
     _, id_key, request_id, ok, rows_key, count = _RESULTS_HEAD.unpack_from(frame)
@@ -171,14 +188,13 @@ def read_results(frame: bytes) -> tuple[int, list[Result]] | None:
         or size != _RESULTS_HEAD.size + count * _RESULT_ROW.size
     ):  # fmt: skip
         return None
-    all_columns = _RESULT_ROW.iter_unpack(memoryview(frame)[_RESULTS_HEAD.size :])
-    rows = _read_results(all_columns, _OK_MAP + _OK + _LENGTH)
+    rows = _read_results(_RESULT_ROW.iter_unpack(memoryview(frame)[_RESULTS_HEAD.size :]))
     return (request_id, rows) if len(rows) == count else None
 
 
-def _read_results(columns: Iterable[tuple[Any, ...]], first_key: bytes) -> list[Result]:
+def _read_results(columns: Iterable[tuple[Any, ...]]) -> list[Result]:
     return [
         (context_len, token, logprob)
         for length_key, context_len, token_key, token, logprob_key, logprob in columns
-        if length_key == first_key and token_key == _TOKEN and logprob_key == _LOGPROB
+        if length_key == _ROW_LENGTH and token_key == _TOKEN and logprob_key == _LOGPROB
     ]
