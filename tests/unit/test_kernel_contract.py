@@ -123,7 +123,7 @@ def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
         ("common.cuh", "kLatentDim", geometry.LATENT_DIM),
         ("common.cuh", "kRopeDim", geometry.ROPE_DIM),
         ("splits.cuh", "kMaxSplits", geometry.MAX_SPLITS),
-        ("hopper/moe.cu", "kMaxWidth", FEW_ROWS),
+        ("hopper/moe_groups.cuh", "kMaxWidth", FEW_ROWS),
         ("route.cuh", "kMaxExperts", MAX_EXPERTS),
         ("route.cu", "kMaxTopK", MAX_TOP_K),
         ("route.cu", "kMaxMoeRows", MAX_MOE_ROWS),
