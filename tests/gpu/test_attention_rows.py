@@ -153,3 +153,26 @@ def test_absorb_gives_a_row_the_same_bits_in_every_batch(library: Library, heads
     for rows in (1, 2, 17, 64):
         fewer = replace(case, contents=case.contents[:rows], q=case.q[:rows])
         assert torch.equal(absorb(fewer, launches(library, fewer)), together[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 17, 64, 128])
+@pytest.mark.parametrize("heads", [3, 16, 128])
+def test_rows_appended_beside_absorb_have_the_bits_of_append(
+    library: Library, heads: int, rows: int
+) -> None:
+    case = make_case([9] * rows, heads, device="cuda")
+    inputs, layers = case.inputs, case.slab.shape[1]
+    inputs.kv_row[:rows] = torch.arange(rows, device=CUDA) * layers * PAGE_SIZE + 5
+    inputs.kv_row[rows // 2 : rows // 2 + rows // 8] = -1
+    kv = torch.randn(rows, ROW_DIM, device=CUDA).bfloat16()
+    weight = torch.rand(512, device=CUDA).bfloat16()
+    apart, beside = case.slab.clone(), case.slab.clone()
+    launches(library, case).append(kv, weight, 1e-6, case.rope, apart, 1, rows)
+    q_abs = torch.empty(rows, heads, ROW_DIM, dtype=torch.bfloat16, device=CUDA)
+    launches(library, case).append_absorb(
+        kv, weight, 1e-6, case.rope, beside, 1, case.q, case.kv_b, q_abs, rows, case.nope_dim
+    )
+    # As integers: what no row owns is NaN, and must stay the same NaN.
+    assert torch.equal(apart.view(torch.int16), beside.view(torch.int16))
+    assert not torch.equal(case.slab.view(torch.int16), beside.view(torch.int16))
+    assert torch.equal(q_abs, absorb(case, launches(library, case)))
