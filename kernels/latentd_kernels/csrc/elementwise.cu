@@ -47,7 +47,7 @@ template <class Input>
 LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out, int dim, const Parts& parts) {
   uint4 scale[kNormVectors];
   for_vectors(dim, [&](int n, int at) { scale[n] = *reinterpret_cast<const uint4*>(weight + at); });
-  pdl_wait_then_launch();  // a product follows
+  pdl_wait();
   Vector8 value[kNormVectors];
   float squares = 0.0f;
   for_vectors(dim, [&](int n, int at) {
@@ -73,6 +73,7 @@ LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out,
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     norm_f32(float* x, const bf16* weight, float eps, bf16* out, int dim, long long x_stride, long long out_stride,
              const float* parts, const float* part_weights, int choices) {
+  pdl_launch();
   const long long row = blockIdx.x;
   const float* row_parts = parts == nullptr ? nullptr : parts + row * choices * dim;
   norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim,
@@ -86,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
 extern "C" __global__ void __launch_bounds__(kNormThreads)
     norm_bf16(const bf16* x, const bf16* weight, float eps, bf16* out, int dim, long long x_stride,
               long long out_stride) {
+  pdl_launch();
   const long long row = blockIdx.x;
   norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim, {});
 }
