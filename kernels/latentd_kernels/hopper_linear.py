@@ -1,4 +1,4 @@
-"""Launches of the row-invariant products of sm_90a; csrc/hopper/linear.cu computes them."""
+"""Launches of the row-invariant products of sm_90a; csrc/hopper/linear*.cu compute them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from latentd_kernels.linear_plan import BLOCK_K, LinearKernel, choose
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from latentd_kernels.driver import TensorMap
     from latentd_kernels.function import Argument
 
-_COPIED_ROWS: Final = {False: 64, True: 32}  # of weights in a copy, by whether the product is gated
+_COPIED_ROWS: Final = 64  # of weights in a copy; of gates and of ups half of it for LinearCta
 _VECTOR: Final = 4  # features that a thread stores at once
+_STORED: Final = (64, 16)  # features and rows of a result that the copy engine stores at once
+_COPY_BYTES: Final = 16  # of which it wants multiples
 
 
 class HopperLinear(Launcher):
@@ -45,19 +48,34 @@ class HopperLinear(Launcher):
             and out.stride(0) % _VECTOR == 0
             and out.data_ptr() % vector_bytes == 0
         )
+        copied = _COPIED_ROWS // 2 if gated and not kernel.turns else _COPIED_ROWS
         args: list[Argument] = [
-            self.tensor_maps.get(weight, weight_rows, _COPIED_ROWS[gated]),
+            self.tensor_maps.get(weight, weight_rows, copied),
             self.tensor_maps.get(x, rows, kernel.rows),
+        ]
+        if kernel.turns:
+            stored = self._stored(out, rows, features) if out.element_size() == 2 else None
+            vectors = vectors and (stored is not None or out.element_size() != 2)
+            args.append(stored or args[0])
+        args += [
             out,
             c_int64(out.stride(0)),
             *map(c_int32, (features, k // BLOCK_K, rows, kind, vectors)),
         ]
         self.library.launch(
             ("gated_" if gated else "linear_") + kernel.variant,
-            kernel.grid(weight_rows, rows),
+            kernel.grid(weight_rows, rows, self.library.sm_count),
             kernel.threads,
             args,
             stream=self.stream,
             smem=kernel.smem,
             cluster=kernel.cluster,
         )
+
+    def _stored(self, out: Tensor, rows: int, features: int) -> TensorMap | None:
+        """How the copy engine stores a bf16 result, None if it cannot."""
+        stride_bytes = out.stride(0) * 2
+        if out.data_ptr() % _COPY_BYTES or stride_bytes % _COPY_BYTES:
+            return None
+        dims, strides = (features, rows), (stride_bytes,)
+        return self.tensor_maps.of_bytes(out.data_ptr(), dims, strides, _STORED)

@@ -17,13 +17,19 @@ BLOCK_K: Final = 64
 """k of a block of the rings: K is a multiple of it."""
 _PANEL: Final = 64  # weight rows of a warpgroup
 _FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs idle
-_NAME: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)(?:s(\d+))?")
+_NAME: Final = re.compile(r"(t?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)")
 _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
+_UNIT: Final = 16  # weight rows
+_PANEL_UNITS: Final = _PANEL // _UNIT
+_STORE_BYTES: Final = 8192  # of a warpgroup of a kernel of linear_turns.cuh
+_SM_SMEM: Final = 228 * 1024
+_CTA_SMEM: Final = 1024  # that the system takes of it for each CTA
+_SM_THREADS: Final = 2048
 
 
 class LinearKernel(NamedTuple):
-    """One instance of `LinearCta` and the cluster it is launched with."""
+    """One instance of `LinearCta` or `LinearTurns` and how it is launched."""
 
     rows: int  # batch rows of a CTA
     groups: int  # warpgroups of 64 weight rows
@@ -31,12 +37,14 @@ class LinearKernel(NamedTuple):
     stages_x: int
     segments: int  # of K, one after the other in a CTA
     ctas: int  # that share a tile's segments
+    turns: bool = False  # a CTA takes one tile after the other
+    even: bool = False  # tiles are made smaller until they fill whole rounds of the card
 
     @property
     def variant(self) -> str:
         """The part of the entry point's name behind linear_ or gated_."""
-        n, g, w, x, s, _ = self
-        return f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        n, g, w, x, s = self[:5]
+        return f"turns_n{n}_g{g}_w{w}" if self.turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
 
     @property
     def threads(self) -> int:
@@ -48,13 +56,23 @@ class LinearKernel(NamedTuple):
         """Bytes of dynamic shared memory: barriers, rings, and where sums lie or arrive."""
         features = _PANEL * self.groups
         ring = self.stages_w * features * 128 + self.stages_x * self.rows * 128
+        if self.turns:
+            return _ALIGN_BYTES + _BARRIER_BYTES + ring + self.groups * _STORE_BYTES
         sums = self.rows * (features + 4 * self.ctas) * 4
         in_ring = self.ctas == 1 or (self.rows >= 64 and ring >= 2 * sums)
         return _ALIGN_BYTES + _BARRIER_BYTES + (max(ring, sums) if in_ring else ring + sums)
 
-    def grid(self, weight_rows: int, rows: int) -> tuple[int, int, int]:
-        """CTAs for a matrix (of a gated product: gate and up rows)."""
-        return self.ctas, -(-rows // self.rows), -(-weight_rows // (_PANEL * self.groups))
+    def grid(self, weight_rows: int, rows: int, num_sms: int) -> tuple[int, int, int]:
+        """CTAs for a matrix (of a gated product: gate and up rows) on a card of `num_sms` SMs."""
+        units, row_tiles = -(-weight_rows // _UNIT), -(-rows // self.rows)
+        resident = min(_SM_SMEM // (self.smem + _CTA_SMEM), _SM_THREADS // self.threads)
+        at_once = max(1, resident * num_sms // (self.ctas * row_tiles))
+        if self.turns:
+            return row_tiles, min(at_once, units), 1
+        tiles = -(-units // (_PANEL_UNITS * self.groups))
+        if self.even:
+            tiles = min(units, -(-tiles // at_once) * at_once)
+        return self.ctas, row_tiles, tiles
 
     @property
     def cluster(self) -> tuple[int, int, int] | None:
@@ -96,5 +114,9 @@ def parse(name: str, segments: int) -> LinearKernel:
     """A kernel from its short name in the table, for a matrix with that many segments of K."""
     found = _NAME.fullmatch(name)
     assert found is not None, name
-    rows, groups, stages_w, stages_x, own = (int(part or 1) for part in found.groups())
-    return LinearKernel(rows, groups, stages_w, stages_x, own, segments // own)
+    turns, *numbers, even = found.groups()
+    rows, groups, stages_w, stages_x, own = (int(part or 0) for part in numbers)
+    own = own or 1
+    return LinearKernel(
+        rows, groups, stages_w, stages_x or stages_w, own, segments // own, bool(turns), bool(even)
+    )

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from latentd_kernels.linear_plan import parse
+from latentd_kernels.linear_plan import BLOCK_K, parse
 from latentd_kernels.linear_table import MEASURED
 from launching import make_ops, poisoned, randn, relative_l2, replay
 
@@ -85,32 +85,40 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     assert torch.equal(run(0, 512), alone)
 
 
+@pytest.mark.parametrize("shape", [(448, 1280), (20_000, 320)], ids=name)
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
-def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool) -> None:
+def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool, shape: tuple[int, int]) -> None:
     torch.manual_seed(7)
     ops = make_ops()
     names = {n for key, (_, all_) in MEASURED.items() if key[2] == gated for n in all_.split()}
-    weight, x = randn(448, 1280, scale=0.03), randn(300, 1280)
+    m, k = shape  # a CTA has less than a tile of the small matrix, several of the other
+    weight, x = randn(m, k, scale=0.03), randn(300, k)
     if not ops.takes(weight):
         pytest.skip("the kernels of sm_90a")
-    kind, width = (0, 224) if gated else (1, 448)
-    for segments in (1,) if gated else (1, 2, 4, 8):
-        alone = None
-        for name in sorted(names):
-            kernel = parse(name, segments)
-            if kernel.ctas == 0 or kernel.smem > ops.library.max_smem:
-                continue
-            out = poisoned(300, width, dtype=torch.bfloat16 if gated else torch.float32)
-            ops.hopper_product(x, weight, out, 300, kind, gated, kernel)
-            alone = out if alone is None else alone
-            assert torch.equal(out, alone), (segments, name)
+    width = m // 2 if gated else m
+    residual = randn(300, width).float()
+    for segments in (1,) if gated or k < 8 * BLOCK_K else (1, 2, 4, 8):
+        for kind in (0,) if gated else (0, 1, 2):  # bf16, f32, added to f32
+            alone = None
+            for name in sorted(names):
+                kernel = parse(name, segments)
+                if kernel.ctas == 0 or kernel.smem > ops.library.max_smem:
+                    continue
+                if kernel.turns and segments > 1:
+                    continue
+                out = poisoned(300, width, dtype=torch.float32 if kind else torch.bfloat16)
+                if kind == 2:
+                    out.copy_(residual)
+                ops.hopper_product(x, weight, out, 300, kind, gated, kernel)
+                alone = out if alone is None else alone
+                assert torch.equal(out, alone), (segments, name, kind)
 
 
 def test_accumulate_adds_to_the_residual_and_touches_no_other_row() -> None:
     torch.manual_seed(4)
     ops = make_ops()
     weight, x = randn(256, 512, scale=0.05), randn(128, 512)
-    for rows in (3, 40):
+    for rows in (3, 40, 128):
         product, out = poisoned(rows, 256, dtype=torch.float32), randn(128, 256).float()
         before = out.clone()
         ops.linear(x, weight, product, rows)

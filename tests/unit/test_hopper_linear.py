@@ -9,6 +9,7 @@ import torch
 
 from latentd_kernels import driver
 from latentd_kernels.dense import DenseLaunches
+from latentd_kernels.linear_plan import parse
 from recording import Recorder
 
 
@@ -48,7 +49,8 @@ def test_architecture_and_k_alone_decide_which_kernels_multiply(
         ops.gated_linear(bf16(rows, k), bf16(200, k), bf16(rows, 100), rows)
     names = [launch.name for launch in library.launches]
     assert len(names) == 14
-    assert all(name.startswith(("linear_n", "gated_n")) == hopper for name in names)
+    of_hopper = ("linear_n", "gated_n", "linear_turns_n", "gated_turns_n")
+    assert all(name.startswith(of_hopper) == hopper for name in names)
     assert bool(maps) == hopper
 
 
@@ -81,6 +83,26 @@ def test_results_are_stored_by_fours_where_they_are_aligned(
     ops, library = launches("sm_90a")
     out = torch.zeros(8, width, dtype=dtype)[:, first : first + features]
     ops.linear(bf16(8, 128), bf16(features, 128), out, 8)
+    assert library.launches[0].args[-1].value == vectors
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "stored", "vectors"),
+    [
+        (200, torch.bfloat16, True, True),
+        (204, torch.bfloat16, False, False),  # rows that do not start at multiples of 16 bytes
+        (204, torch.float32, False, True),
+    ],
+)
+def test_the_copy_engine_stores_aligned_bf16_results(
+    width: int, dtype: torch.dtype, stored: bool, vectors: bool, maps: list[tuple[Any, ...]]
+) -> None:
+    ops, library = launches("sm_90a")
+    out, turns = torch.zeros(300, width, dtype=dtype), parse("t128.3.5", 1)
+    kind = 0 if dtype == torch.bfloat16 else 1
+    ops.hopper_product(bf16(300, 128), bf16(200, 128), out, 300, kind, False, turns)
+    strides = (width * out.element_size(),)
+    assert ((out.data_ptr(), (200, 300), strides, (64, 16)) in maps) == stored
     assert library.launches[0].args[-1].value == vectors
 
 

@@ -43,18 +43,31 @@ def test_kernels_fit_an_sm_and_cover_the_matrix(matrix: tuple[int, int, bool]) -
         kernel = choose(weight_rows, k, rows, gated)
         assert kernel.smem <= MAX_SMEM
         assert kernel.ctas <= MAX_CLUSTER
-        ctas, row_tiles, tiles = kernel.grid(weight_rows, rows)
-        assert ctas == kernel.ctas
-        assert row_tiles * kernel.rows >= rows
-        assert tiles * kernel.groups * 64 >= weight_rows
+        for num_sms in (1, 114, 132):
+            x, y, z = kernel.grid(weight_rows, rows, num_sms)
+            row_tiles, shares = (x, y) if kernel.turns else (y, z)
+            assert kernel.turns or x == kernel.ctas
+            assert row_tiles * kernel.rows >= rows
+            units = -(-weight_rows // 16)  # what weights are dealt out in
+            assert shares <= units
+            assert kernel.turns or -(-units // shares) <= 4 * kernel.groups
+
+
+def test_even_shares_fill_whole_rounds_of_the_card() -> None:
+    kernel = parse("128.2.6.6e", 2)  # one CTA an SM, two a tile
+    assert kernel.grid(7168, 128, 132) == (2, 1, 66)
+    assert kernel._replace(even=False).grid(7168, 128, 132) == (2, 1, 56)
+    assert kernel.grid(64, 128, 132) == (2, 1, 4)  # no share without weights
 
 
 def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
     source = (SOURCES / "hopper/linear.cu").read_text()
     found = set()
-    for form, sizes in re.findall(r"^LATENTD_(LINEAR|GATED)\(([\d, ]+)\)$", source, re.MULTILINE):
-        n, g, w, x, s = (*sizes.split(", "), "1")[:5]
-        found.add(f"{form.lower()}_n{n}_g{g}_w{w}_x{x}_s{s}")
+    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS)?\(([\d, ]+)\)$"
+    for form, turns, sizes in re.findall(instance, source, re.MULTILINE):
+        n, g, w, x, s = (*sizes.split(", "), "1", "1")[:5]
+        variant = f"turns_n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        found.add(f"{form.lower()}_{variant}")
     wanted = {
         ("gated_" if gated else "linear_") + parse(name, segments).variant
         for (_, _, gated), (segments, names) in MEASURED.items()

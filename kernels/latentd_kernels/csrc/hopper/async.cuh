@@ -78,6 +78,21 @@ LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t ba
       "r"(src), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// A box of shared memory into a tensor; what lies outside of it is not written. The thread that stores commits, and
+// waits before the box is written anew (wait_read) or the CTA ends (wait_all).
+LATENTD_DEVICE void tensor_store(const TensorMap* map, int c0, int c1, uint32_t src) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(c0),
+               "r"(c1), "r"(src)
+               : "memory");
+}
+LATENTD_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most kPending committed groups may still read their sources.
+template <int kPending>
+LATENTD_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+LATENTD_DEVICE void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Two floats into another CTA's shared memory, counted by its barrier.
 LATENTD_DEVICE void async_store(uint32_t dst, float lo, float hi, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(dst), "f"(lo),

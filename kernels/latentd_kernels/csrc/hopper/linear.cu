@@ -1,11 +1,10 @@
 // The dense layers of a step on Hopper; linear.cuh says how. linear_plan.py chooses the kernel.
 #include "linear.cuh"
+#include "linear_turns.cuh"
 
 template <class Cta>
-LATENTD_DEVICE void linear(const TensorMap* weight, const TensorMap* x, const Output& out, int k_blocks, int rows) {
+LATENTD_DEVICE void run(const Cta& cta) {
   pdl_launch();
-  extern __shared__ char smem[];
-  const Cta cta(weight, x, out, k_blocks, rows, smem_u32(smem));
   if (threadIdx.x == Cta::kConsumers) cta.start_copies();
   __syncthreads();
   if (threadIdx.x >= Cta::kConsumers) {
@@ -14,21 +13,32 @@ LATENTD_DEVICE void linear(const TensorMap* weight, const TensorMap* x, const Ou
     cta.consume();
   }
 }
+extern __shared__ char smem[];
 
-#define LATENTD_LINEAR_PARAMS                                                                                     \
-  const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, void *out, long long out_stride, \
-      int num_features, int k_blocks, int rows, int kind, int vectors
-#define LATENTD_LINEAR_ARGS &weight, &x, Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows
+#define LATENTD_IN const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x
+#define LATENTD_STORED const __grid_constant__ TensorMap stored
+#define LATENTD_OUT void *out, long long out_stride, int num_features, int k_blocks, int rows, int kind, int vectors
+#define LATENTD_ARGS Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem)
 
-#define LATENTD_LINEAR(n, groups, w, x_, segments)                                  \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                   \
-      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_LINEAR_PARAMS) { \
-    linear<LinearCta<n, groups, w, x_, segments, false>>(LATENTD_LINEAR_ARGS);      \
+#define LATENTD_LINEAR(n, groups, w, x_, segments)                                    \
+  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                     \
+      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, LATENTD_OUT) { \
+    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, LATENTD_ARGS));     \
   }
-#define LATENTD_GATED(n, groups, w, x_)                                   \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)         \
-      gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_LINEAR_PARAMS) { \
-    linear<LinearCta<n, groups, w, x_, 1, true>>(LATENTD_LINEAR_ARGS);    \
+#define LATENTD_GATED(n, groups, w, x_)                                     \
+  extern "C" __global__ void __launch_bounds__(128 * groups + 32)           \
+      gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, LATENTD_OUT) { \
+    run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, LATENTD_ARGS));   \
+  }
+#define LATENTD_LINEAR_TURNS(n, groups, stages)                                            \
+  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                          \
+      linear_turns_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) { \
+    run(LinearTurns<n, groups, stages, false>(&weight, &x, &stored, LATENTD_ARGS));        \
+  }
+#define LATENTD_GATED_TURNS(n, groups, stages)                                            \
+  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                         \
+      gated_turns_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) { \
+    run(LinearTurns<n, groups, stages, true>(&weight, &x, &stored, LATENTD_ARGS));        \
   }
 
 // kernel linear_n*: out = W x by warpgroup products; n batch rows and g panels of 64 weight rows a CTA, rings of w
@@ -37,13 +47,25 @@ LATENTD_DEVICE void linear(const TensorMap* weight, const TensorMap* x, const Ou
 //   of n rows, out [rows, num_features] bf16, f32, or f32 added to; row strides free; k = 64 k_blocks.
 // rounds: S = s * gridDim.x segments of K, each one f32 accumulator over k16 steps in rising k; the S sums are added
 //   as a balanced tree: the same bits for all instances and row counts of equal S; one landing for a bf16 out
-// launch: grid (S / s, ceil(rows / n), ceil(num_features / 64 g)), clusters of (S / s, 1, 1), 128 g + 32 threads,
-//   dynamic shared memory as in linear_plan.py
+// launch: grid (S / s, ceil(rows / n), equal shares of at most 64 g weight rows), clusters of (S / s, 1, 1), 128 g + 32
+//   threads, dynamic shared memory as in linear_plan.py
 
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, 32 g features a CTA.
 // shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of 32 rows by 64 columns; else as linear_n
 // rounds: both products in f32 as in linear_n with S = 1; the result lands once
-// launch: as linear_n with S = 1 and ceil(num_features / 32 g) CTAs along z
+// launch: as linear_n with S = 1
+
+// kernel linear_turns_n*: linear_n with S = 1 by CTAs that take one tile after the other.
+// shapes: as linear_n; a bf16 out also as a tensor map `stored` in boxes of 16 rows by 64 features (any map when the
+//   copy engine cannot store it: out f32, or its rows not at multiples of 16 bytes, which `vectors` = 0 says for bf16)
+// rounds: as linear_n with S = 1
+// launch: grid (ceil(rows / n), equal shares of the weights), 128 g + 32 threads, dynamic shared memory as in
+//   linear_plan.py
+
+// kernel gated_turns_n*: gated_n by CTAs that take one tile after the other.
+// shapes: as gated_n with weight in boxes of 64 rows; `stored` as in linear_turns_n
+// rounds: as gated_n
+// launch: as linear_turns_n
 
 // Instances: those of linear_table.py.
 LATENTD_LINEAR(8, 1, 6, 6, 1)
@@ -51,7 +73,6 @@ LATENTD_LINEAR(8, 1, 8, 8, 1)
 LATENTD_LINEAR(8, 1, 12, 12, 1)
 LATENTD_LINEAR(8, 1, 20, 20, 1)
 LATENTD_LINEAR(8, 2, 12, 12, 1)
-LATENTD_LINEAR(16, 1, 4, 4, 1)
 LATENTD_LINEAR(16, 1, 6, 6, 1)
 LATENTD_LINEAR(16, 1, 7, 7, 1)
 LATENTD_LINEAR(16, 1, 10, 10, 1)
@@ -62,19 +83,19 @@ LATENTD_LINEAR(32, 1, 8, 8, 1)
 LATENTD_LINEAR(32, 1, 9, 4, 1)
 LATENTD_LINEAR(32, 1, 9, 9, 1)
 LATENTD_LINEAR(32, 1, 16, 16, 1)
+LATENTD_LINEAR(32, 2, 10, 10, 1)
 LATENTD_LINEAR(48, 1, 4, 4, 1)
 LATENTD_LINEAR(48, 1, 5, 5, 1)
 LATENTD_LINEAR(48, 1, 7, 7, 1)
 LATENTD_LINEAR(48, 1, 12, 12, 1)
-LATENTD_LINEAR(48, 2, 5, 5, 1)
 LATENTD_LINEAR(48, 2, 9, 9, 1)
 LATENTD_LINEAR(64, 1, 5, 3, 1)
+LATENTD_LINEAR(64, 1, 6, 6, 1)
 LATENTD_LINEAR(64, 1, 6, 6, 2)
 LATENTD_LINEAR(64, 1, 12, 12, 1)
 LATENTD_LINEAR(64, 1, 12, 12, 2)
 LATENTD_LINEAR(64, 2, 8, 8, 1)
 LATENTD_LINEAR(64, 2, 8, 8, 2)
-LATENTD_LINEAR(64, 3, 7, 4, 1)
 LATENTD_LINEAR(96, 1, 10, 10, 1)
 LATENTD_LINEAR(96, 1, 10, 10, 2)
 LATENTD_LINEAR(96, 2, 7, 7, 1)
@@ -84,17 +105,22 @@ LATENTD_LINEAR(128, 1, 4, 4, 2)
 LATENTD_LINEAR(128, 1, 9, 9, 2)
 LATENTD_LINEAR(128, 1, 10, 8, 2)
 LATENTD_LINEAR(128, 1, 10, 8, 4)
+LATENTD_LINEAR(128, 2, 6, 6, 1)
+LATENTD_LINEAR(128, 2, 6, 6, 2)
 LATENTD_LINEAR(128, 2, 8, 5, 2)
-LATENTD_LINEAR(128, 3, 5, 5, 1)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
-LATENTD_LINEAR(128, 4, 4, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_GATED(8, 1, 7, 7)
 LATENTD_GATED(8, 1, 12, 12)
 LATENTD_GATED(16, 1, 6, 6)
+LATENTD_GATED(16, 1, 7, 7)
 LATENTD_GATED(32, 1, 5, 5)
 LATENTD_GATED(48, 1, 4, 4)
 LATENTD_GATED(64, 1, 4, 4)
+LATENTD_GATED(64, 1, 5, 3)
 LATENTD_GATED(96, 3, 6, 5)
-LATENTD_GATED(128, 2, 3, 3)
 LATENTD_GATED(128, 3, 5, 5)
+LATENTD_LINEAR_TURNS(96, 3, 5)
+LATENTD_LINEAR_TURNS(128, 2, 6)
+LATENTD_LINEAR_TURNS(128, 3, 5)
+LATENTD_GATED_TURNS(128, 4, 4)

@@ -17,19 +17,23 @@
 template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
 struct LinearCta {
   static_assert(kStagesW >= kStagesX && (!kGated || kSegments == 1), "no such CTA");
-  static constexpr int kFeatures = 64 * kGroups;  // weight rows
-  static constexpr int kTileFeatures = kGated ? kFeatures / 2 : kFeatures;
+  static constexpr int kFeatures = 64 * kGroups;                            // weight rows
+  static constexpr int kTileFeatures = kGated ? kFeatures / 2 : kFeatures;  // at most, of a CTA
+  static constexpr int kPanelFeatures = kGated ? 32 : 64, kUnitFeatures = kPanelFeatures / 4;
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kAccumulators = kRows / 2;
-  static constexpr int kPanelBytes = 64 * 128;  // 64 weight rows of a block
   static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kRingBytes = kStagesW * kBytesW + kStagesX * kBytesX;
+  static constexpr int kTurns = kRows * kTileFeatures / 4 / kConsumers;  // stores of a thread without a cluster
+  static constexpr int kBatch = kTurns > 4 ? 4 : kTurns < 1 ? 1 : kTurns;
   static constexpr bool kSendRegisters = kRows < 32;  // else the sums travel as bulk copies
 
   const TensorMap* weight_map;
   const TensorMap* x_map;
-  Output out;
+  Output out;  // ends with the features of this CTA
+  int num_features;
+  Units units;
   int k_blocks;
   uint32_t full_w, full_x, empty, received;  // barriers
   uint32_t w, x, receive;                    // rings, and where the partial sums of the cluster arrive
@@ -40,7 +44,13 @@ struct LinearCta {
 
   LATENTD_DEVICE LinearCta(const TensorMap* weight_map, const TensorMap* x_map, const Output& out, int k_blocks,
                            int rows, uint32_t smem)
-      : weight_map(weight_map), x_map(x_map), out(out), k_blocks(k_blocks) {
+      : weight_map(weight_map),
+        x_map(x_map),
+        out(out),
+        num_features(out.num_features),
+        units((out.num_features + kUnitFeatures - 1) / kUnitFeatures, blockIdx.z, gridDim.z),
+        k_blocks(k_blocks) {
+    if (units.end * kUnitFeatures < num_features) this->out.num_features = units.end * kUnitFeatures;
     ctas = gridDim.x;
     rank = blockIdx.x;
     full_w = (smem + 1023) & ~1023u;  // tiles start at multiples of 1024 bytes
@@ -55,7 +65,7 @@ struct LinearCta {
     first_row = blockIdx.y * kRows;
     num_rows = rows - first_row < kRows ? rows - first_row : kRows;
     slice = kFeatures / ctas;
-    first_feature = blockIdx.z * kTileFeatures;
+    first_feature = units.first * kUnitFeatures;
     first_block = block_of(rank * kSegments);
     num_blocks = block_of((rank + 1) * kSegments) - first_block;
   }
@@ -66,18 +76,11 @@ struct LinearCta {
 
   LATENTD_DEVICE void load_w(int block, int stage) const {
     const uint64_t policy = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
-    const int k = (first_block + block) * 64;
     barrier_expect(full_w + 8 * stage, kBytesW);
 #pragma unroll
     for (int g = 0; g < kGroups; g++) {
-      const uint32_t panel = w + stage * kBytesW + g * kPanelBytes;
-      if constexpr (kGated) {  // 32 gate rows, then the up rows of the same features
-        const int row = first_feature + g * 32;
-        tensor_load_keep(panel, weight_map, k, row, full_w + 8 * stage, policy);
-        tensor_load_keep(panel + kPanelBytes / 2, weight_map, k, out.num_features + row, full_w + 8 * stage, policy);
-      } else {
-        tensor_load_keep(panel, weight_map, k, first_feature + g * 64, full_w + 8 * stage, policy);
-      }
+      load_panel<kGated>(w + stage * kBytesW + g * kPanelBytes, weight_map, (first_block + block) * 64,
+                         first_feature + g * kPanelFeatures, num_features, full_w + 8 * stage, policy);
     }
   }
   LATENTD_DEVICE void load_x(int block, int stage) const {
@@ -201,9 +204,11 @@ struct LinearCta {
     meet();
     multiply(acc);
     pdl_wait();  // long past: what the stores below overwrite or add to is visible to every thread
+    float4 old[kBatch];
+    load_old(old, threadIdx.x);
     if (ctas == 1) {
       lay_sums(acc);
-      store<1>(w);
+      store<1>(w, old);
       return;
     }
     if (kSendRegisters) {
@@ -218,9 +223,9 @@ struct LinearCta {
     }
     barrier_wait_cluster(received, 0);
     if (!kSendRegisters) cluster_arrive_relaxed();  // what was sent here has come
-    if (ctas == 2) store<2>(receive);
-    if (ctas == 4) store<4>(receive);
-    if (ctas == 8) store<8>(receive);
+    if (ctas == 2) store<2>(receive, old);
+    if (ctas == 4) store<4>(receive, old);
+    if (ctas == 8) store<8>(receive, old);
     if (!kSendRegisters) cluster_wait();  // nobody leaves while its sums may still be read
   }
 
@@ -245,14 +250,30 @@ struct LinearCta {
     }
     return part[0];
   }
+  // What this thread's next kBatch fours from `first` on are added to: as loads that wait for each other they would
+  // take longer than all the rest of the store.
+  LATENTD_DEVICE void load_old(float4 (&old)[kBatch], int first) const {
+    if (out.kind != kOutAccumulate) return;
+    const int fours = slice / 4;
+#pragma unroll
+    for (int b = 0; b < kBatch; b++) {
+      const int i = first + b * kConsumers, row = kGroups == 3 ? i / fours : i >> (31 - __clz(fours));
+      if (row < num_rows) old[b] = out.old_four(first_row + row, first_feature + rank * slice + (i - row * fours) * 4);
+    }
+  }
   template <int kCtas>
-  LATENTD_DEVICE void store(uint32_t sums) const {
+  LATENTD_DEVICE void store(uint32_t sums, float4 (&old)[kBatch]) const {
     constexpr int kSlice = kTileFeatures / kCtas, kFours = kSlice / 4;
-    for (int i = threadIdx.x; i < kFours * num_rows; i += kConsumers) {
-      const int row = i / kFours, feature = i % kFours * 4;
-      float4 v = sum_of<kCtas>(sums, kGated ? gate_place(feature) : feature, row);
-      if constexpr (kGated) v = silu_times(v, sum_of<kCtas>(sums, gate_place(feature) + 32, row));
-      out.four(first_row + row, first_feature + rank * kSlice + feature, v);
+    for (int first = threadIdx.x; first < kFours * num_rows; first += kBatch * kConsumers) {
+      if (first >= kConsumers) load_old(old, first);
+#pragma unroll
+      for (int b = 0; b < kBatch; b++) {
+        const int i = first + b * kConsumers, row = i / kFours, feature = i % kFours * 4;
+        if (row >= num_rows) break;
+        float4 v = sum_of<kCtas>(sums, kGated ? gate_place(feature) : feature, row);
+        if constexpr (kGated) v = silu_times(v, sum_of<kCtas>(sums, gate_place(feature) + 32, row));
+        out.four(first_row + row, first_feature + rank * kSlice + feature, v, old[b]);
+      }
     }
   }
 };

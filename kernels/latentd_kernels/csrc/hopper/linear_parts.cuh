@@ -3,7 +3,8 @@
 #include "async.cuh"
 #include "wgmma.cuh"
 
-constexpr int kConsumerBarrier = 1;  // named barrier of the multiplying warpgroups
+constexpr int kConsumerBarrier = 1;    // named barrier of the multiplying warpgroups
+constexpr int kPanelBytes = 64 * 128;  // of 64 weight rows and 64 k
 
 enum OutKind { kOutBf16 = 0, kOutF32 = 1, kOutAccumulate = 2 };  // dense.py passes these
 
@@ -24,7 +25,24 @@ struct Output {
       static_cast<float*>(base)[at] += value;
     }
   }
-  LATENTD_DEVICE void four(int row, int feature, const float4& v) const {
+  // What four() will add to.
+  LATENTD_DEVICE float4 old_four(int row, int feature) const {
+    if (kind != kOutAccumulate || !vectors || feature >= num_features) return {};
+    return *reinterpret_cast<const float4*>(static_cast<float*>(base) + row * stride + feature);
+  }
+  // Features from an even one on, `at` where the first belongs.
+  LATENTD_DEVICE void two(long long at, int feature, float lo, float hi) const {
+    if (feature >= num_features) return;
+    if (vectors && kind == kOutF32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(base) + at) = make_float2(lo, hi);
+    } else if (vectors && kind == kOutBf16) {
+      *reinterpret_cast<uint32_t*>(static_cast<bf16*>(base) + at) = pack_bf16(lo, hi);
+    } else {
+      one(at, lo);
+      if (feature + 1 < num_features) one(at + 1, hi);
+    }
+  }
+  LATENTD_DEVICE void four(int row, int feature, const float4& v, const float4& old) const {
     const long long at = row * stride + feature;
     if (!vectors) {
       const float values[4] = {v.x, v.y, v.z, v.w};
@@ -41,7 +59,6 @@ struct Output {
       if (kind == kOutF32) {
         *place = v;
       } else {
-        const float4 old = *place;
         *place = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
       }
     }
@@ -83,6 +100,10 @@ LATENTD_DEVICE void pairs_of_features(const float (&acc)[kCount], const F& f) {
 LATENTD_DEVICE void store_shared(uint32_t addr, float lo, float hi) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(lo), "f"(hi) : "memory");
 }
+LATENTD_DEVICE void store_shared(uint32_t addr, const float4& v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
 LATENTD_DEVICE float4 load_shared(uint32_t addr) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr));
@@ -94,3 +115,17 @@ LATENTD_DEVICE float4 silu_times(const float4& gate, const float4& up) {
 }
 // Where the sums of gate (and, 32 further, up) of a tile's feature lie: a panel of 64 weight rows has 32 of each.
 LATENTD_DEVICE int gate_place(int feature) { return feature / 32 * 32 + feature; }
+
+// An equal share of a matrix: of `n` ranges of its units (16 weight rows) the `i`-th.
+struct Units {
+  int first, end;
+  LATENTD_DEVICE Units(int units, int i, int n) : first(units * i / n), end(units * (i + 1) / n) {}
+};
+// Copies a panel of 64 weight rows, one k block of them, into shared memory. A panel of a gated product has the gate
+// rows of 32 features, then their up rows.
+template <bool kGated>
+LATENTD_DEVICE void load_panel(uint32_t dst, const TensorMap* map, int k, int feature, int num_features,
+                               uint32_t barrier, uint64_t policy) {
+  tensor_load_keep(dst, map, k, feature, barrier, policy);
+  if constexpr (kGated) tensor_load_keep(dst + kPanelBytes / 2, map, k, num_features + feature, barrier, policy);
+}
