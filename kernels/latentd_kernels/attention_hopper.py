@@ -10,12 +10,12 @@ import math
 from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from latentd_kernels.attention_maps import PAGE_PARTS, page_map
+from latentd_kernels.attention_maps import PAGE_PARTS, node_map, page_map
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.launcher import Launcher
 from latentd_kernels.tensor_maps import BOX_K
-from latentd_kernels.work_plan import head_tile
+from latentd_kernels.work_plan import WIDE_TILE, head_tile, num_shares, share_ctas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,10 @@ def attend_smem(tile: int) -> int:
     barriers = 9 * 8
     size = page + query + probs + exchange * tile + small + barriers
     return 1024 + -(-size // 16) * 16
+
+
+WIDE_SMEM: Final = 3 * 9 * 8192 + 4112
+"""Bytes of attend_wide's shared memory: sizeof(Smem) in attend_wide_pages.cuh."""
 
 
 class ExpandForm(NamedTuple):
@@ -126,6 +130,9 @@ class HopperAttention(Launcher):
             raise ValueError(f"first_row {first_row}: expected a multiple of {MAX_CALL_ROWS}")
         inputs, heads = self.inputs, q_abs.shape[1]
         tile, num_ctas = head_tile(heads, rows), self.num_ctas
+        if tile >= WIDE_TILE:
+            self._attend_wide(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
+            return
         args: list[Argument] = [self._query_map(q_abs, first_row, rows, tile)]
         args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
         args += [inputs.block_table, inputs.row_plan[first_row:]]
@@ -136,6 +143,31 @@ class HopperAttention(Launcher):
         smem = attend_smem(tile)
         grid = (num_ctas, 1, 1)
         self.library.launch(f"attend_hopper_{tile}", grid, 256, args, stream=self.stream, smem=smem)
+
+    def _attend_wide(
+        self,
+        q_abs: Tensor,
+        slab: Tensor,
+        layer: int,
+        workspace: AttentionWorkspace,
+        first_row: int,
+        rows: int,
+        softmax_scale: float,
+    ) -> None:
+        inputs, heads = self.inputs, q_abs.shape[1]
+        groups = share_ctas(head_tile(heads, rows))
+        shares = num_shares(heads, self.num_ctas)
+        args: list[Argument] = []
+        args += [self._query_map(q_abs, first_row, rows, WIDE_TILE, n) for n in PAGE_PARTS]
+        args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
+        args += [node_map(self.tensor_maps, workspace.partial_o), inputs.block_table]
+        args += [inputs.row_plan[first_row:], inputs.work[first_row // MAX_CALL_ROWS * shares :]]
+        args += [workspace.partial_ml, c_int32(inputs.block_table.shape[1]), c_int32(rows)]
+        args += [c_int32(heads), c_int32(groups), c_float(softmax_scale * math.log2(math.e))]
+        grid, cluster, name = (shares * groups, 1, 1), (groups, 1, 1), "attend_hopper_wide"
+        self.library.launch(
+            name, grid, 384, args, stream=self.stream, smem=WIDE_SMEM, cluster=cluster
+        )
 
     def hopper_expand(
         self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
@@ -151,7 +183,9 @@ class HopperAttention(Launcher):
         grid = (v_dim // form.values, heads, -(-rows // form.cta_rows))
         self.library.launch(form.name, grid, form.threads, args, stream=self.stream, smem=form.smem)
 
-    def _query_map(self, q_abs: Tensor, first_row: int, rows: int, tile: int) -> TensorMap:
+    def _query_map(
+        self, q_abs: Tensor, first_row: int, rows: int, tile: int, boxes: int = ROW_DIM // BOX_K
+    ) -> TensorMap:
         """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model
         does not have arrive as zeros. Landed kernels want the order of `attention_maps.query_map`.
         """
@@ -161,5 +195,5 @@ class HopperAttention(Launcher):
             address,
             (BOX_K, heads, ROW_DIM // BOX_K, rows),
             (ROW_DIM * 2, BOX_K * 2, heads * ROW_DIM * 2),
-            (BOX_K, tile, ROW_DIM // BOX_K, 1),
+            (BOX_K, tile, boxes, 1),
         )

@@ -43,3 +43,15 @@ def page_map(maps: TensorMaps, slab: Tensor, layer: int, boxes: int) -> TensorMa
         (_ROW_BYTES, BOX_K * 2, layers * layer_bytes),
         (BOX_K, PAGE_SIZE, boxes, 1),
     )
+
+
+def node_map(maps: TensorMaps, nodes: Tensor) -> TensorMap:
+    """Nodes [nodes, heads, 512] as [nodes][8][heads][64] in boxes of 64 heads by 256 columns."""
+    num, heads, columns = nodes.shape
+    line = columns * 2
+    return maps.of_bytes(
+        nodes.data_ptr(),
+        (BOX_K, heads, columns // BOX_K, num),
+        (line, BOX_K * 2, heads * line),
+        (BOX_K, 64, 4, 1),
+    )

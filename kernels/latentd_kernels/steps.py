@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.launcher import Launcher
-from latentd_kernels.work_plan import head_tile, num_calls
+from latentd_kernels.work_plan import head_tile, num_calls, num_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class StepLaunches(Launcher):
             c_int32(heads if self.plans_work else 0),
             c_int32(head_tile(heads, MAX_CALL_ROWS)),
             c_int32(head_tile(heads, last_rows)),
-            c_int32(self.num_ctas),
+            c_int32(num_shares(heads, self.num_ctas)),
             inputs.row_plan,
             inputs.work,
         ]

@@ -24,6 +24,9 @@ MIN_CHAINS: Final = 100
 """With fewer chains (times head groups) in a call its CTAs hand on single splits (kMinChains)."""
 MAX_CTAS: Final = 144
 """Most CTAs of a grid: the SMs of a full GH100."""
+WIDE_HEADS: Final = 97
+"""From so many heads on attend takes WIDE_TILE heads a CTA (csrc/hopper/attend_wide.cuh)."""
+WIDE_TILE: Final = 64
 ROW_WORDS: Final = 8
 """int32 words of a RowPlan."""
 WORK_WORDS: Final = 12
@@ -58,6 +61,8 @@ def head_tile(heads: int, rows: int) -> int:
 
     The fewer CTAs read a page the better, but few rows need many CTAs to spread their pages.
     """
+    if heads >= WIDE_HEADS:
+        return -(-heads // WIDE_TILE) * WIDE_TILE
     if heads <= 16:
         return 16
     if heads <= 32 or (heads >= 64 and (rows <= 4 or heads == 64)):
@@ -69,6 +74,16 @@ def chain_splits(per_split: int, heads: int) -> int:
     """Neighbouring splits of so many pages that fold into one chain (work_plan.cuh, chain_splits).
     With many heads a node is large and a batch has work enough for every CTA without short ones."""
     return 8 if heads > 48 and per_split <= 2 else 4
+
+
+def share_ctas(tile: int) -> int:
+    """CTAs that stand side by side on a share of the work whose head tile this is."""
+    return max(1, tile // WIDE_TILE)
+
+
+def num_shares(heads: int, num_ctas: int) -> int:
+    """Shares that a call's work is cut into for so many CTAs."""
+    return max(1, num_ctas // share_ctas(head_tile(heads, MAX_CALL_ROWS)))
 
 
 def num_calls(rows: int) -> int:
@@ -112,8 +127,9 @@ class CallPlan:
         splits = [-(-count // per) for count, per in zip(pages, self.per_split, strict=True)]
         self.chain = [chain_splits(per, heads) for per in self.per_split]
         chains = [-(-count // most) for count, most in zip(splits, self.chain, strict=True)]
-        self.head_groups = -(-heads // head_tile(heads, len(lengths)))
-        self.is_chained = sum(chains) * self.head_groups >= MIN_CHAINS
+        tile = head_tile(heads, len(lengths))
+        self.head_groups = -(-heads // tile)
+        self.is_chained = sum(chains) * self.head_groups * share_ctas(tile) >= MIN_CHAINS
         self.pages = [0, *accumulate(pages)]
         self.splits = [0, *accumulate(splits)]
         self.nodes = [0, *accumulate(chains if self.is_chained else splits)]
@@ -176,12 +192,13 @@ def fill_plan(
     """Write row_plan and work of a step as `stage` does, for tests and benchmarks that stage
     nothing; with `per_split` as it never does, see CallPlan."""
     rows = len(lengths)
+    shares = num_shares(heads, num_ctas)
     for call in range(num_calls(rows)):
         part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))
         plan = CallPlan(lengths[part], slots[part], heads, rows, per_split)
         inputs.row_plan[part] = _words([plan.row(row) for row in range(len(lengths[part]))])
-        work = [plan.work(cta, num_ctas) for cta in range(num_ctas)]
-        inputs.work[call * num_ctas : (call + 1) * num_ctas] = _words(
+        work = [plan.work(share, shares) for share in range(shares)]
+        inputs.work[call * shares : (call + 1) * shares] = _words(
             [(*share[:4], *share.plan) for share in work]
         )
 

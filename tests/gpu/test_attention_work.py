@@ -89,7 +89,7 @@ def test_stage_plans_attention_as_the_plan_in_python(heads: int, rows: int) -> N
 
 
 @pytest.mark.parametrize("ctas", [1, 7, 50, 144])
-@pytest.mark.parametrize("heads", [16, 96])
+@pytest.mark.parametrize("heads", [16, 96, 128])
 def test_any_number_of_ctas_gives_the_same_bits(
     heads: int, ctas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +101,7 @@ def test_any_number_of_ctas_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("tile", [16, 32, 48])
-@pytest.mark.parametrize("heads", [16, 20, 96, 128])
+@pytest.mark.parametrize("heads", [16, 20, 96])
 def test_any_head_tile_gives_the_same_bits(
     heads: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +114,7 @@ def test_any_head_tile_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("min_chains", [0, 10**6], ids=["chains", "single splits"])
-@pytest.mark.parametrize("heads", [16, 96])
+@pytest.mark.parametrize("heads", [16, 96, 97, 128])
 def test_chains_folded_by_attend_or_by_expand_have_the_same_bits(
     heads: int, min_chains: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def from_absorbed(case: Case, row: int, q_abs: torch.Tensor) -> torch.Tensor:
     return torch.einsum("hvc,hc->hv", w_uv, latent)
 
 
-@pytest.mark.parametrize("heads", [16, 96])
+@pytest.mark.parametrize("heads", [16, 96, 128])
 def test_scores_far_above_the_first_pages_maximum_are_exact(heads: int) -> None:
     case = make_case(LONG, heads, device="cuda")
     for content in case.contents:  # in second and later pages of splits, some of them unmatched
@@ -170,7 +170,7 @@ def test_scores_far_above_the_first_pages_maximum_are_exact(heads: int) -> None:
         assert torch.equal(result(select(case, [row]))[0], out[row])
 
 
-@pytest.mark.parametrize("heads", [16, 96])
+@pytest.mark.parametrize("heads", [16, 96, 128])
 def test_one_capture_serves_all_lengths(heads: int) -> None:
     sets: Sequence[Sequence[int]] = (
         (0, 1, 63, 64), (65, 777, 1024, 1025), (4096, 4097, 0, 8192), (64, 64, 64, 17_000),

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from attention_case import LAYOUT, make_case
-from latentd_kernels.attention_hopper import HopperAttention, attend_smem, expand_form
+from latentd_kernels.attention_hopper import WIDE_SMEM, HopperAttention, attend_smem, expand_form
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_CALL_ROWS
 from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.staging import StepRing
-from latentd_kernels.work_plan import head_tile
+from latentd_kernels.work_plan import WIDE_HEADS, WIDE_TILE, head_tile
 
 MAX_SMEM = 232_448  # of a CTA of compute capability 9.0
 ROWS = range(1, MAX_CALL_ROWS + 1)
@@ -21,8 +21,12 @@ ROWS = range(1, MAX_CALL_ROWS + 1)
 @pytest.mark.parametrize("heads", range(1, 129))
 def test_every_form_of_attend_fits_into_an_sm(heads: int) -> None:
     tiles = {head_tile(heads, rows) for rows in ROWS}
-    assert tiles <= {16, 32, 48}
-    assert max(map(attend_smem, tiles)) <= MAX_SMEM
+    if heads >= WIDE_HEADS:
+        assert tiles == {2 * WIDE_TILE}
+        assert WIDE_SMEM <= MAX_SMEM
+    else:
+        assert tiles <= {16, 32, 48}
+        assert max(map(attend_smem, tiles)) <= MAX_SMEM
 
 
 @pytest.mark.parametrize(("_", "v_dim"), HEAD_WIDTHS)

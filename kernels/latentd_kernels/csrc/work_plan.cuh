@@ -44,9 +44,9 @@ struct PlanArgs {
   int heads;           // 0: nothing is planned
   int head_tile;       // heads that a CTA takes, of calls of kMaxStepRows rows
   int last_head_tile;  // of the last call, which may have fewer
-  int num_ctas;
-  RowPlan* row_plan;  // [rows]
-  Work* work;         // [calls, num_ctas]
+  int num_ctas;        // shares of the work: CTAs, or CTAs side by side that take a head tile of more than 64 together
+  RowPlan* row_plan;   // [rows]
+  Work* work;          // [calls, num_ctas]
 };
 
 // Sums over the rows before each row of a call; the last entry is the whole call.
@@ -61,7 +61,8 @@ class CallPlan {
   LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, int head_tile, int num_rows)
       : sums_(sums), heads_(args.heads), num_ctas_(args.num_ctas), num_rows_(num_rows) {
     head_groups_ = (args.heads + head_tile - 1) / head_tile;
-    is_chained_ = sums.chains[kMaxStepRows] * head_groups_ >= kMinChains;
+    const int share_ctas = (head_tile + 63) / 64;  // that stand side by side
+    is_chained_ = sums.chains[kMaxStepRows] * head_groups_ * share_ctas >= kMinChains;
   }
 
   LATENTD_DEVICE RowPlan row_plan(int row, int context_len, int slot, int step_rows) const {

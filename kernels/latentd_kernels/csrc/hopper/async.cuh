@@ -85,6 +85,11 @@ LATENTD_DEVICE void tensor_store(const TensorMap* map, int c0, int c1, uint32_t 
                "r"(c1), "r"(src)
                : "memory");
 }
+LATENTD_DEVICE void tensor_store(const TensorMap* map, int c0, int c1, int c2, int c3, uint32_t src) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(src)
+               : "memory");
+}
 LATENTD_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most kPending committed groups may still read their sources.
 template <int kPending>
@@ -127,6 +132,16 @@ LATENTD_DEVICE bool named_sync_or(int id, int threads, bool value) {
   return any != 0;
 }
 
+// ---- Registers of the calling warpgroup, dealt anew among those of the CTA (all of its warps execute this).
+template <int kCount>
+LATENTD_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+LATENTD_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // ---- Clusters. arrive releases this thread's writes, wait acquires those of all the cluster's threads.
 
 LATENTD_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -164,8 +179,13 @@ LATENTD_DEVICE void cluster_store(uint32_t addr, uint32_t v) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
 
-// ---- Fragments to shared memory: 8x8 b16 matrices, transposed on the way; lane i gives the address of row i % 8 of
-// matrix i / 8. A pair that a lane holds (two neighbouring columns of an accumulator) lands in two rows.
+// ---- Fragments to shared memory: 8x8 b16 matrices; lane i gives the address of row i % 8 of matrix i / 8. A pair that
+// a lane holds (two neighbouring columns of an accumulator) stays together; transposed on the way it lands in two rows.
+LATENTD_DEVICE void store_matrix4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
 LATENTD_DEVICE void store_matrix4_trans(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b),
                "r"(c), "r"(d)

@@ -45,6 +45,14 @@ LATENTD_DEVICE void wgmma_wait() {
   LATENTD_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define LATENTD_REGS_64 \
   LATENTD_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LATENTD_REGS_96                                                                          \
+  LATENTD_REGS_64                                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LATENTD_REGS_128                                                                           \
+  LATENTD_REGS_96                                                                                  \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LATENTD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LATENTD_D8(i) LATENTD_D4(i), LATENTD_D4(i + 4)
 #define LATENTD_D12(i) LATENTD_D8(i), LATENTD_D4(i + 8)
@@ -53,6 +61,7 @@ LATENTD_DEVICE void wgmma_wait() {
 #define LATENTD_D32(i) LATENTD_D16(i), LATENTD_D16(i + 16)
 #define LATENTD_D48(i) LATENTD_D32(i), LATENTD_D16(i + 32)
 #define LATENTD_D64(i) LATENTD_D32(i), LATENTD_D32(i + 32)
+#define LATENTD_D128(i) LATENTD_D64(i), LATENTD_D64(i + 64)
 // The four numbers are those of the inputs a, b, accumulate and the majors of A and B behind `regs` accumulators.
 #define LATENTD_WGMMA(n, regs, in_a, in_b, in_c, in_ma, in_mb)                                  \
   asm volatile("{.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #in_c                      \
@@ -78,6 +87,8 @@ LATENTD_DEVICE void wgmma(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumu
   if constexpr (kN == 64) LATENTD_WGMMA(64, 32, 32, 33, 34, 35, 36);
   if constexpr (kN == 96) LATENTD_WGMMA(96, 48, 48, 49, 50, 51, 52);
   if constexpr (kN == 128) LATENTD_WGMMA(128, 64, 64, 65, 66, 67, 68);
-  static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 128,
-                "no product of that width is written out here");
+  if constexpr (kN == 256) LATENTD_WGMMA(256, 128, 128, 129, 130, 131, 132);
+  static_assert(
+      kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 128 || kN == 256,
+      "no product of that width is written out here");
 }
