@@ -47,6 +47,7 @@ class Case:
     nope_dim: int
     v_dim: int
     scale: float
+    chunk: bool = False  # the rows are consecutive tokens of one slot, planned as such
 
     @property
     def rows(self) -> int:
@@ -116,8 +117,9 @@ def step_inputs(lengths: Sequence[int], device: torch.device, heads: int = 0) ->
 
 
 def with_rows(
-    inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int], heads: int
-) -> StepInputs:
+    inputs: StepInputs, slots: Sequence[int], lengths: Sequence[int], heads: int,
+    chunk: bool = False,
+) -> StepInputs:  # fmt: skip
     """The same block table under other batch rows; what follows them is poisoned."""
     device, rows = inputs.block_table.device, len(lengths)
 
@@ -138,7 +140,7 @@ def with_rows(
         work=torch.full_like(inputs.work, ABSURD_ID),
     )
     if heads and device.type == "cuda":
-        fill_plan(step, lengths, slots, heads, num_ctas(device))
+        fill_plan(step, lengths, slots, heads, num_ctas(device), chunk=chunk)
     return step
 
 
@@ -168,6 +170,22 @@ def select(case: Case, rows: Sequence[int]) -> Case:
     return replace(case, inputs=inputs, contents=contents, q=case.q[list(rows)].contiguous())
 
 
+def as_chunk(case: Case, rows: int, chunk: bool = True) -> Case:
+    """The last `rows` tokens of a case of one row, with queries of their own, as rows of a prompt
+    chunk or, bit for bit the same, as decode rows that share a slot."""
+    content, gen = case.contents[0], torch.Generator(case.q.device).manual_seed(rows)
+    lengths = range(len(content) - rows + 1, len(content) + 1)
+    slot = int(case.inputs.slot_idx[0])
+    q = torch.randn((rows, case.q.shape[1]), generator=gen, device=case.q.device)
+    return replace(
+        case,
+        inputs=with_rows(case.inputs, [slot] * rows, lengths, case.heads, chunk),
+        contents=[content[:length] for length in lengths],
+        q=q.to(case.q.dtype),
+        chunk=chunk,
+    )
+
+
 def absorb(case: Case, ops: AttentionLaunches | ReferenceAttention) -> Tensor:
     q_abs = torch.full(
         (case.rows, case.heads, ROW_DIM), torch.nan, dtype=case.q.dtype, device=case.q.device
@@ -191,7 +209,7 @@ def attend_and_expand(
     out = torch.full((case.rows, case.heads * case.v_dim), torch.nan, dtype=act, device=device)
     for first in range(0, case.rows, MAX_CALL_ROWS):
         num = min(case.rows - first, MAX_CALL_ROWS)
-        ops.attend(q_abs, case.slab, case.layer, workspace, first, num, case.scale)
+        ops.attend(q_abs, case.slab, case.layer, workspace, first, num, case.scale, case.chunk)
         ops.expand(workspace, case.kv_b, out, first, num, case.nope_dim)
     return out.view(case.rows, case.heads, case.v_dim)
 

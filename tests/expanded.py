@@ -58,7 +58,7 @@ class ExpandedOps:
 
     def attend(
         self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
-        first_row: int, rows: int, softmax_scale: float,
+        first_row: int, rows: int, softmax_scale: float, chunk: bool = False,
     ) -> None:  # fmt: skip
         """Keep what expand will need."""
         self.context = slab, layer, softmax_scale

@@ -109,6 +109,7 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         first_row: int,
         rows: int,
         softmax_scale: float,
+        chunk: bool = False,
     ) -> None:
         """See Ops.attend: one launch in f32 mode, two in the landed chain. Raises ValueError for a
         slab, layer, head count or row count that does not fit."""
@@ -118,7 +119,7 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         if not 1 <= heads <= shapes.MAX_HEADS:
             raise ValueError(f"{heads} attention heads: 1 to {shapes.MAX_HEADS} fit")
         if self.plans_work:
-            self.hopper_attend(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
+            self.hopper_attend(q_abs, slab, layer, workspace, first_row, rows, softmax_scale, chunk)
             return
         inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
         is_landed = self.numerics == "landed"

@@ -10,10 +10,11 @@ import math
 from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from latentd_kernels.attention_maps import PAGE_PARTS, node_map, page_map
+from latentd_kernels.attention_maps import PAGE_PARTS, node_map, page_map, query_map
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.launcher import Launcher
+from latentd_kernels.row_tiles import TILE_COLUMNS, chunk_heads, row_tile
 from latentd_kernels.tensor_maps import BOX_K
 from latentd_kernels.work_plan import WIDE_TILE, head_tile, num_shares, share_ctas
 
@@ -32,8 +33,8 @@ def attend_smem(tile: int) -> int:
     """Bytes of attend's shared memory for `tile` heads, with room to align (attend.cuh, Smem)."""
     page, query, probs, exchange = 2 * PAGE_SIZE * ROW_DIM * 2, tile * ROW_DIM * 2, tile * 128, 256
     small = tile * (16 + 16 + 4 + 4 + 8 + 8)
-    barriers = 9 * 8
-    size = page + query + probs + exchange * tile + small + barriers
+    plans, barriers = 2 * 32, 9 * 8
+    size = page + query + probs + exchange * tile + small + plans + barriers
     return 1024 + -(-size // 16) * 16
 
 
@@ -124,16 +125,25 @@ class HopperAttention(Launcher):
         first_row: int,
         rows: int,
         softmax_scale: float,
+        chunk: bool,
     ) -> None:
         """One launch that follows the call's part of the work list."""
         if first_row % MAX_CALL_ROWS:
             raise ValueError(f"first_row {first_row}: expected a multiple of {MAX_CALL_ROWS}")
         inputs, heads = self.inputs, q_abs.shape[1]
-        tile, num_ctas = head_tile(heads, rows), self.num_ctas
+        num_ctas, tile = self.num_ctas, head_tile(heads, rows)
         if tile >= WIDE_TILE:
             self._attend_wide(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
             return
-        args: list[Argument] = [self._query_map(q_abs, first_row, rows, tile)]
+        tile_rows = row_tile(heads, rows) if chunk else 1
+        if tile_rows > 1:
+            tile, row_heads = TILE_COLUMNS, chunk_heads(heads)
+            query = query_map(self.tensor_maps, q_abs, first_row, rows, row_heads, tile_rows)
+            name = f"attend_chunk_{row_heads}"
+        else:
+            query = self._query_map(q_abs, first_row, rows, tile)
+            name = f"attend_hopper_{tile}"
+        args: list[Argument] = [query]
         args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
         args += [inputs.block_table, inputs.row_plan[first_row:]]
         args += [inputs.work[first_row // MAX_CALL_ROWS * num_ctas :]]
@@ -142,7 +152,7 @@ class HopperAttention(Launcher):
         args += [c_float(softmax_scale * math.log2(math.e))]
         smem = attend_smem(tile)
         grid = (num_ctas, 1, 1)
-        self.library.launch(f"attend_hopper_{tile}", grid, 256, args, stream=self.stream, smem=smem)
+        self.library.launch(name, grid, 256, args, stream=self.stream, smem=smem)
 
     def _attend_wide(
         self,
@@ -187,7 +197,8 @@ class HopperAttention(Launcher):
         self, q_abs: Tensor, first_row: int, rows: int, tile: int, boxes: int = ROW_DIM // BOX_K
     ) -> TensorMap:
         """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model
-        does not have arrive as zeros. Landed kernels want the order of `attention_maps.query_map`.
+        does not have arrive as zeros. The kernels of the landed chain and of chunks want the order
+        of `attention_maps.query_map`.
         """
         heads = q_abs.shape[1]
         address = q_abs.data_ptr() + first_row * heads * ROW_DIM * 2

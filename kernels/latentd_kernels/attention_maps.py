@@ -20,16 +20,17 @@ _ROW_BYTES: Final = ROW_DIM * 2
 
 
 def query_map(
-    maps: TensorMaps, q_abs: Tensor, first_row: int, rows: int, tile_heads: int
-) -> TensorMap:
-    """q_abs as [9][rows][heads][64]: one copy brings some heads of a row; heads that are not
-    there arrive as zeros."""
+    maps: TensorMaps, q_abs: Tensor, first_row: int, rows: int, tile_heads: int,
+    tile_rows: int = 1,
+) -> TensorMap:  # fmt: skip
+    """q_abs as [9][rows][heads][64]: one copy brings some heads of some rows; heads and rows that
+    are not there arrive as zeros."""
     row_bytes = q_abs.shape[1] * _ROW_BYTES
     return maps.of_bytes(
         q_abs.data_ptr() + first_row * row_bytes,
         (BOX_K, q_abs.shape[1], rows, _BOXES),
         (_ROW_BYTES, row_bytes, BOX_K * 2),
-        (BOX_K, tile_heads, 1, _BOXES),
+        (BOX_K, tile_heads, tile_rows, _BOXES),
     )
 
 

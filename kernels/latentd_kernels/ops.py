@@ -94,10 +94,11 @@ class Ops(Protocol):
     def inputs(self) -> StepInputs:
         """The step's static inputs, as given when the backend was made."""
 
-    def stage(self, rows: int, heads: int = 0) -> None:
+    def stage(self, rows: int, heads: int = 0, chunk: bool = False) -> None:
         """Take this step's ring entry: fill StepInputs (first `rows` rows), apply block-table
         updates, compute split_start and what else attention over `heads` heads needs (0: the step
-        attends nothing)."""
+        attends nothing). With `chunk` the rows are consecutive tokens of one slot, and so must
+        `attend` be told."""
 
     def zero_pages(self, slab: Tensor) -> None:
         """Zero the pages that this step claims. slab [pages, layers, 64, 576] act."""
@@ -170,12 +171,13 @@ class Ops(Protocol):
 
     def attend(
         self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
-        first_row: int, rows: int, softmax_scale: float,
+        first_row: int, rows: int, softmax_scale: float, chunk: bool = False,
     ) -> None:  # fmt: skip
         """Partial attention of rows first_row .. first_row + rows of the step over their pages
         into the workspace from item 0. first_row is a multiple of MAX_CALL_ROWS, and rows is that
         or what is left of the step. q_abs [>=first_row + rows, heads, 576] act. Reads block_table
-        and what `stage` derived from the lengths for that many heads."""
+        and what `stage` derived from the lengths for that many heads and with the same `chunk`,
+        which changes no bit of any row."""
 
     def expand(
         self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,

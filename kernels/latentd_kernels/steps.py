@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.launcher import Launcher
+from latentd_kernels.row_tiles import row_tile
 from latentd_kernels.work_plan import head_tile, num_calls, num_shares
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class StepLaunches(Launcher):
         sizes = (layout.entries, layout.row_capacity, layout.max_updates, layout.zero_capacity)
         return [ring.host, ring.step_counter, *map(c_int64, sizes), ring.start_ns]
 
-    def stage(self, rows: int, heads: int = 0) -> None:
+    def stage(self, rows: int, heads: int = 0, chunk: bool = False) -> None:
         """See `Ops.stage`."""
         inputs = self.inputs
         last_rows = rows - (num_calls(rows) - 1) * MAX_CALL_ROWS
@@ -50,6 +51,8 @@ class StepLaunches(Launcher):
             c_int32(heads if self.plans_work else 0),
             c_int32(head_tile(heads, MAX_CALL_ROWS)),
             c_int32(head_tile(heads, last_rows)),
+            c_int32(row_tile(heads, MAX_CALL_ROWS) if chunk else 1),
+            c_int32(row_tile(heads, last_rows) if chunk else 1),
             c_int32(num_shares(heads, self.num_ctas)),
             inputs.row_plan,
             inputs.work,

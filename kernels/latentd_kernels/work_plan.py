@@ -16,6 +16,7 @@ import torch
 
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import PAGE_SIZE, num_pages, work_pages_per_split
+from latentd_kernels.row_tiles import row_tile, tile_rows
 
 if TYPE_CHECKING:
     from latentd_kernels.ops import StepInputs
@@ -43,7 +44,7 @@ class RowPlan(NamedTuple):
     first_node: int
     splits_per_node: int
     old_pages: int
-    unused: int = 0
+    tile_rows: int = 1
 
 
 class Work(NamedTuple):
@@ -108,7 +109,8 @@ def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
 
 
 class CallPlan:
-    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows.
+    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows, with
+    `chunk` consecutive tokens of one slot.
 
     `per_split` pages a split replace the rule where a benchmark asks what the rule costs.
     """
@@ -120,6 +122,7 @@ class CallPlan:
         heads: int,
         step_rows: int,
         per_split: int | None = None,
+        chunk: bool = False,
     ) -> None:
         self.lengths, self.slots, self.heads, self.step_rows = lengths, slots, heads, step_rows
         pages = [num_pages(length) for length in lengths]
@@ -130,9 +133,12 @@ class CallPlan:
         tile = head_tile(heads, len(lengths))
         self.head_groups = -(-heads // tile)
         self.is_chained = sum(chains) * self.head_groups * share_ctas(tile) >= MIN_CHAINS
-        self.pages = [0, *accumulate(pages)]
-        self.splits = [0, *accumulate(splits)]
+        self.row_splits = splits
         self.nodes = [0, *accumulate(chains if self.is_chained else splits)]
+        # What is dealt, a tile's once.
+        self.tile_rows = tile_rows(lengths, row_tile(heads, len(lengths)) if chunk else 1)
+        self.pages = [0, *accumulate(self._dealt(pages))]
+        self.splits = [0, *accumulate(self._dealt(splits))]
 
     def row(self, row: int) -> RowPlan:
         """The plan of a row; rows count from the call's first."""
@@ -141,10 +147,11 @@ class CallPlan:
             context_len=length,
             slot=self.slots[row],
             pages_per_split=self.per_split[row],
-            num_splits=self._row_splits(row),
+            num_splits=self.row_splits[row],
             first_node=self.nodes[row],
             splits_per_node=self._node_splits(row),
             old_pages=max(0, length - self.step_rows) // PAGE_SIZE,
+            tile_rows=self.tile_rows[row],
         )
 
     def work(self, cta: int, num_ctas: int) -> Work:
@@ -153,13 +160,16 @@ class CallPlan:
         num = self._place(cta + 1, num_ctas)[3] - first
         if num == 0:
             return Work(0, 0, 0, 0, self.row(0))
-        while split >= self._row_splits(row):
+        while split >= self._dealt_splits(row):
             split, row = 0, row + 1
             if row == len(self.lengths):
                 group, row = group + 1, 0
         return Work(row, group, split, num, self.row(row))
 
-    def _row_splits(self, row: int) -> int:
+    def _dealt(self, counts: Sequence[int]) -> list[int]:
+        return [count if num else 0 for count, num in zip(counts, self.tile_rows, strict=True)]
+
+    def _dealt_splits(self, row: int) -> int:
         return self.splits[row + 1] - self.splits[row]
 
     def _node_splits(self, row: int) -> int:
@@ -177,7 +187,7 @@ class CallPlan:
         row = max(r for r in range(len(self.lengths)) if self._cost(r) <= rest)
         node_splits = self._node_splits(row)
         nodes = -(-(rest - self._cost(row)) // (4 * self.per_split[row] * node_splits + 2))
-        split = min(nodes * node_splits, self._row_splits(row))
+        split = min(nodes * node_splits, self._dealt_splits(row))
         return group, row, split, group * num_splits + self.splits[row] + split
 
 
@@ -188,6 +198,7 @@ def fill_plan(
     heads: int,
     num_ctas: int,
     per_split: int | None = None,
+    chunk: bool = False,
 ) -> None:
     """Write row_plan and work of a step as `stage` does, for tests and benchmarks that stage
     nothing; with `per_split` as it never does, see CallPlan."""
@@ -195,7 +206,7 @@ def fill_plan(
     shares = num_shares(heads, num_ctas)
     for call in range(num_calls(rows)):
         part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))
-        plan = CallPlan(lengths[part], slots[part], heads, rows, per_split)
+        plan = CallPlan(lengths[part], slots[part], heads, rows, per_split, chunk)
         inputs.row_plan[part] = _words([plan.row(row) for row in range(len(lengths[part]))])
         work = [plan.work(share, shares) for share in range(shares)]
         inputs.work[call * shares : (call + 1) * shares] = _words(

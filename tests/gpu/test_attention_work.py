@@ -12,6 +12,7 @@ import oracle
 from attention_case import (
     Case,
     absorb,
+    as_chunk,
     attend_and_expand,
     make_case,
     num_ctas,
@@ -86,6 +87,64 @@ def test_stage_plans_attention_as_the_plan_in_python(heads: int, rows: int) -> N
             if name == "work":  # the plan of a CTA without work means nothing
                 ours, theirs = (torch.where(x[:, 3:4] > 0, x, 0) for x in (ours, theirs))
             assert torch.equal(ours[:used], theirs[:used]), (name, most)
+
+
+@pytest.mark.parametrize("rows", [1, 100, 130, 512])
+@pytest.mark.parametrize("heads", [5, 16, 20, 32])
+def test_stage_plans_a_chunk_as_the_plan_in_python(heads: int, rows: int) -> None:
+    layout = RingLayout(max_rows=512, max_updates=1, max_zero_pages=1)
+    ops = make_ops(layout, max_slots=4, max_pages=1024)
+    for last in (rows, 700, 4160, 65_536):
+        lengths = list(range(max(last, rows) - rows + 1, max(last, rows) + 1))
+        entry = ops.ring.entry(int(ops.ring.step_counter))
+        entry.clear(rows)
+        entry.context_len[:rows] = lengths
+        entry.slot_idx[:rows] = 3
+        ops.stage(rows, heads, chunk=True)
+        ops.publish(1)
+        torch.cuda.synchronize()
+        truth = allocate_inputs(layout, 4, 1024, torch.device("cpu"))
+        ctas = num_ctas(CUDA)
+        work_plan.fill_plan(truth, lengths, [3] * rows, heads, ctas, chunk=True)
+        assert torch.equal(ops.inputs.row_plan.cpu()[:rows], truth.row_plan[:rows])
+        used = work_plan.num_calls(rows) * ctas
+        ours, theirs = (
+            torch.where(x[:, 3:4] > 0, x, 0)[:used] for x in (ops.inputs.work.cpu(), truth.work)
+        )
+        assert torch.equal(ours, theirs)
+
+
+CHUNKS = [(100, 100), (512, 512), (700, 130), (4161, 512), (64, 64), (65, 9), (9000, 40)]
+"""Tokens, and how many of them are the chunk's rows."""
+
+
+@pytest.mark.parametrize(("tokens", "rows"), CHUNKS)
+@pytest.mark.parametrize(
+    ("heads", "widths"), [(5, (128, 128)), (16, (128, 128)), (20, (192, 256)), (24, (128, 128))]
+)
+def test_rows_of_a_chunk_that_share_pages_have_their_bits_alone(
+    heads: int, widths: tuple[int, int], tokens: int, rows: int
+) -> None:
+    case = make_case([tokens], heads, widths, device="cuda")
+    together = result(as_chunk(case, rows))
+    assert together.isfinite().all()
+    assert torch.equal(together, result(as_chunk(case, rows, chunk=False)))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("column", [3, 300, 511, 575])
+@pytest.mark.parametrize("heads", [5, 16, 20])
+def test_a_token_that_is_no_number_spoils_only_the_rows_of_a_chunk_that_attend_it(
+    heads: int, column: int, value: float
+) -> None:
+    case = make_case([150], heads, device="cuda")
+    for token in (71, 75, 127, 128, 149):
+        case.contents[0][token, column] = value
+    place_pages(case, list(range(case.slab.shape[0])))
+    together, alone = (result(as_chunk(case, 100, chunk)) for chunk in (True, False))
+    assert torch.equal(together.view(torch.int16), alone.view(torch.int16))
+    assert together[:21].isfinite().all()
+    assert not together[21:].isfinite().all()
 
 
 @pytest.mark.parametrize("ctas", [1, 7, 50, 144])

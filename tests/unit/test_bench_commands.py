@@ -194,7 +194,7 @@ def test_another_cut_is_put_in_place_where_it_fits() -> None:
     )
     assert put_cut(layers, 65536, 8)
     assert inputs.row_plan[:4].tolist() == [
-        [65536, slot, 8, 128, slot * 32, 4, 1023, 0] for slot in range(4)
+        [65536, slot, 8, 128, slot * 32, 4, 1023, 1] for slot in range(4)
     ]
     assert int(inputs.work[:132, 3].sum()) == 4 * 128
     assert not put_cut(layers, 65536, 3)  # more than 256 splits a row

@@ -46,4 +46,4 @@ def test_a_call_that_starts_between_the_planned_ones_is_refused() -> None:
     workspace = allocate_workspace(1, 64, 4, "f32", torch.device("cpu"))
     q_abs = torch.zeros(8, 4, 576, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="first_row 3: expected a multiple of 128"):
-        ops.hopper_attend(q_abs, case.slab, 1, workspace, 3, 1, 0.1)
+        ops.hopper_attend(q_abs, case.slab, 1, workspace, 3, 1, 0.1, False)

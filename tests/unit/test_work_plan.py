@@ -7,6 +7,7 @@ import random
 import pytest
 
 from latentd_kernels.geometry import MAX_CTX, MAX_SPLITS, PAGE_SIZE, num_pages, work_pages_per_split
+from latentd_kernels.row_tiles import row_tile
 from latentd_kernels.work_plan import CallPlan, chain_splits, head_tile, max_nodes
 
 HEADS = [1, 16, 17, 32, 33, 64, 96, 128]
@@ -41,6 +42,46 @@ def test_every_split_of_every_head_group_is_dealt_once_and_in_order(heads: int, 
             for row in range(rows)
             for split in range(plan.row(row).num_splits)
         ]
+
+
+@pytest.mark.parametrize("heads", [1, 8, 16, 20, 24])
+@pytest.mark.parametrize(("last", "rows"), [(128, 128), (700, 100), (4200, 128), (9, 9), (65, 8)])
+def test_every_row_of_a_chunk_is_in_one_tile_of_equally_many_pages(
+    heads: int, last: int, rows: int
+) -> None:
+    lengths = list(range(last - rows + 1, last + 1))
+    plan = CallPlan(lengths, [0] * rows, heads, rows, chunk=True)
+    seen: list[int] = []
+    for row in range(rows):
+        tile = range(row, row + plan.row(row).tile_rows)
+        assert len(tile) <= row_tile(heads, rows)
+        assert len({num_pages(lengths[r]) for r in tile}) <= 1
+        seen += tile
+    assert seen == list(range(rows))
+    alone = CallPlan(lengths, [0] * rows, heads, rows)
+    for row in range(rows):
+        assert plan.row(row)._replace(tile_rows=1) == alone.row(row)
+
+
+@pytest.mark.parametrize("heads", [1, 16, 24])
+def test_every_split_of_a_tile_is_dealt_once_and_in_order(heads: int) -> None:
+    lengths = list(range(1000, 1128))
+    plan = CallPlan(lengths, [0] * 128, heads, 512, chunk=True)
+    dealt = []
+    for cta in range(132):
+        share = plan.work(cta, 132)
+        row, split = share.row, share.first_split
+        for _ in range(share.num_splits):
+            if split == plan.row(row).num_splits:
+                row, split = row + plan.row(row).tile_rows, 0
+            dealt.append((row, split))
+            split += 1
+    assert dealt == [
+        (row, split)
+        for row in range(128)
+        if plan.row(row).tile_rows
+        for split in range(plan.row(row).num_splits)
+    ]
 
 
 @pytest.mark.parametrize("heads", HEADS)

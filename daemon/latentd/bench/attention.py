@@ -64,6 +64,7 @@ class Layers:
         self.q_abs = torch.empty(rows, heads, ROW_DIM, dtype=torch.bfloat16, device=CUDA)
         self.out = torch.empty(rows, heads * plan.v_dim, dtype=torch.bfloat16, device=CUDA)
         self.rope = Rope(torch.rand(32, device=CUDA), 1.0, True)
+        self.shares_pages = plan.chunk  # as the rows of a prompt chunk do
         together = min(rows, MAX_CALL_ROWS)
         self.workspace = allocate_workspace(together, plan.max_ctx, heads, plan.numerics, CUDA)
 
@@ -81,19 +82,22 @@ class Layers:
         is_chunk = self.plan.chunk
         entry.slot_idx[:rows] = 0 if is_chunk else range(rows)
         entry.context_len[:rows] = range(context - rows + 1, context + 1) if is_chunk else context
-        self.ops.stage(rows, self.heads)  # nothing publishes, so entry 0 stays the next one
+        # Nothing publishes, so entry 0 stays the next one.
+        self.ops.stage(rows, self.heads, self.shares_pages)
         torch.cuda.synchronize()
 
     def run(self, parts: Sequence[str] = PARTS) -> None:
         """Launch these parts of every layer, as the model's forward does."""
-        ops, rows, nope_dim = self.ops, self.rows, self.plan.nope_dim
+        ops, rows, nope_dim, shares = self.ops, self.rows, self.plan.nope_dim, self.shares_pages
         for layer, kv_b in enumerate(self.kv_b):
             if "absorb" in parts:
                 ops.absorb(self.q, kv_b, self.rope, self.q_abs, rows, nope_dim)
             for first in range(0, rows, MAX_CALL_ROWS):
                 count = min(MAX_CALL_ROWS, rows - first)
                 if "attend" in parts:
-                    ops.attend(self.q_abs, self.slab, layer, self.workspace, first, count, SCALE)
+                    ops.attend(
+                        self.q_abs, self.slab, layer, self.workspace, first, count, SCALE, shares
+                    )
                 if "expand" in parts:
                     ops.expand(self.workspace, kv_b, self.out, first, count, nope_dim)
 
@@ -106,6 +110,18 @@ class Layers:
             graphs[f"{part}_us"] = timing.capture(partial(self.run, (part,)), self.gpu.stream)
         return graphs
 
+    def alone_us(self, context: int) -> float:
+        """Microseconds a layer of a chunk whose rows are attended as decode steps attend them."""
+        self.shares_pages = False
+        self.set_context(context)
+        self.run()
+        graph = timing.capture(self.run, self.gpu.stream)
+        time_us = timing.replay_us(graph, self.gpu.stream) / self.plan.layers
+        graph.close()
+        self.shares_pages = True
+        self.set_context(context)
+        return time_us
+
 
 def measure(gpu: Gpu, plan: Plan, report: Report) -> None:
     """Print a line for every case, microseconds a layer."""
@@ -113,6 +129,8 @@ def measure(gpu: Gpu, plan: Plan, report: Report) -> None:
     columns = list(COLUMNS)
     if plan.parts:
         columns += [Column(f"{part}_us", part, 2) for part in PARTS]
+    if plan.chunk:
+        columns.append(Column("decode_us", "as decode us", 1, 13))
     if plan.cuts:
         columns += [Column("best_us", "best cut us", 2, 13), Column("best_pages", "pages", 0, 7)]
     what = "a prompt's last rows" if plan.chunk else "decode rows"
@@ -136,6 +154,8 @@ def measure(gpu: Gpu, plan: Plan, report: Report) -> None:
             best = best_cut(layers, graphs["time_us"], context) if plan.cuts else None
             if best is not None:
                 row |= {"best_pages": best[0], "best_us": best[1]}
+            if plan.chunk:
+                row["decode_us"] = layers.alone_us(context)
             report.add(heads=heads, rows=rows, context=context, **(row | times))
         for graph in graphs.values():
             graph.close()

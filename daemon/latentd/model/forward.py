@@ -42,7 +42,7 @@ def decode_step(
 
     Leaves the logits in acts.logits[:rows]. slab [pages, layers, 64, 576] act.
     """
-    pending = _layers(ops, model, acts, workspace, slab, rows)
+    pending = _layers(ops, model, acts, workspace, slab, rows, chunk=False)
     _head(ops, model, acts, pending, 0, rows)
     ops.sample(acts.logits, 0, rows)
     ops.publish(rows)
@@ -57,7 +57,7 @@ def prompt_chunk(
     With `last` the final row's logits come to acts.logits[:1] and its token is published;
     otherwise the step publishes no token.
     """
-    pending = _layers(ops, model, acts, workspace, slab, rows)
+    pending = _layers(ops, model, acts, workspace, slab, rows, chunk=True)
     if last:
         _head(ops, model, acts, pending, rows - 1, 1)
         ops.sample(acts.logits, rows - 1, 1)
@@ -66,17 +66,17 @@ def prompt_chunk(
 
 def _layers(
     ops: Ops, model: Model, acts: Activations, workspace: AttentionWorkspace, slab: Tensor,
-    rows: int,
+    rows: int, chunk: bool,
 ) -> MoeWorkspace | None:  # fmt: skip
     """Stage, embed and run all layers. Returns the expert outputs that the next norm must add."""
     eps = model.config.rms_norm_eps
-    ops.stage(rows, model.config.num_heads)
+    ops.stage(rows, model.config.num_heads, chunk)
     ops.zero_pages(slab)
     ops.embed(model.weights.embed, ops.inputs.token_ids, acts.residual, rows)
     pending: MoeWorkspace | None = None
     for index, layer in enumerate(model.weights.layers):
         _norm(ops, acts.residual, layer.attention.norm, eps, acts.normed, rows, pending)
-        _attention(ops, model, acts, workspace, slab, index, rows)
+        _attention(ops, model, acts, workspace, slab, index, rows, chunk)
         if isinstance(layer.mlp, DenseWeights):
             pending = None
             ops.norm(acts.residual, layer.mlp_norm, eps, acts.normed, rows)
@@ -102,7 +102,7 @@ def _norm(
 
 def _attention(
     ops: Ops, model: Model, acts: Activations, workspace: AttentionWorkspace, slab: Tensor,
-    index: int, rows: int,
+    index: int, rows: int, chunk: bool,
 ) -> None:  # fmt: skip
     weights: AttentionWeights = model.weights.layers[index].attention
     nope, rope = model.config.nope_dim, model.rope
@@ -118,7 +118,7 @@ def _attention(
     )  # fmt: skip
     for first in range(0, rows, ATTENTION_ROWS):
         count = min(ATTENTION_ROWS, rows - first)
-        ops.attend(acts.q_abs, slab, index, workspace, first, count, model.softmax_scale)
+        ops.attend(acts.q_abs, slab, index, workspace, first, count, model.softmax_scale, chunk)
         ops.expand(workspace, weights.kv_b, acts.o, first, count, nope)
     ops.linear(acts.o, weights.o, acts.residual, rows, accumulate=True)
 

@@ -18,11 +18,12 @@ struct alignas(16) RowPlan {
   int first_node;
   int splits_per_node;  // 1, or chain_splits
   int old_pages;        // leading pages that certainly hold no token appended in this step
-  int unused;
+  int tile_rows;        // rows of the tile that starts here (1 but for a chunk's), 0 if none does
 };
 
 // What a CTA does: num_splits splits from first_split of (row, head group) on, going on with the call's next rows and
-// then with the next head group. `plan` is that of `row`; rows count from the call's first.
+// then with the next head group. `plan` is that of `row`; rows count from the call's first. Where the call is cut into
+// tiles, a split is one of all rows of a tile, and rows that start none are passed over.
 struct alignas(16) Work {
   int row;
   int head_group;
@@ -30,6 +31,15 @@ struct alignas(16) Work {
   int num_splits;
   RowPlan plan;
 };
+
+// Rows of the tile that starts at `row` of a call, 0 if none does. A chunk's rows are consecutive tokens of one slot,
+// and a tile is up to `most` of them that have equally many pages.
+LATENTD_DEVICE int tile_rows(int row, int num_rows, int context_len, int most) {
+  if (most == 1) return 1;
+  const int on_page = (context_len - 1) % kPageSize;
+  if (min(on_page, row) % most != 0) return 0;
+  return min(most, min(kPageSize - on_page, num_rows - row));
+}
 
 // Pages in one split of a row that has `pages` pages: geometry.work_pages_per_split.
 LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
@@ -44,34 +54,43 @@ struct PlanArgs {
   int heads;           // 0: nothing is planned
   int head_tile;       // heads that a CTA takes, of calls of kMaxStepRows rows
   int last_head_tile;  // of the last call, which may have fewer
-  int num_ctas;        // shares of the work: CTAs, or CTAs side by side that take a head tile of more than 64 together
-  RowPlan* row_plan;   // [rows]
-  Work* work;          // [calls, num_ctas]
+  int row_tile;        // rows of a chunk that a CTA takes together, likewise
+  int last_row_tile;
+  int num_ctas;       // shares of the work: CTAs, or CTAs side by side that take a head tile of more than 64 together
+  RowPlan* row_plan;  // [rows]
+  Work* work;         // [calls, num_ctas]
 };
 
-// Sums over the rows before each row of a call; the last entry is the whole call.
+// Sums over the rows before each row of a call; the last entry is the whole call. Pages and splits are those that are
+// dealt, a tile's once.
 struct CallSums {
   int pages[kMaxStepRows + 1];
   int splits[kMaxStepRows + 1];
-  int chains[kMaxStepRows + 1];
+  int row_splits[kMaxStepRows + 1];
+  int row_chains[kMaxStepRows + 1];
 };
 
 class CallPlan {
  public:
-  LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, int head_tile, int num_rows)
+  LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, bool is_last, int num_rows)
       : sums_(sums), heads_(args.heads), num_ctas_(args.num_ctas), num_rows_(num_rows) {
+    const int head_tile = is_last ? args.last_head_tile : args.head_tile;
+    row_tile_ = is_last ? args.last_row_tile : args.row_tile;
     head_groups_ = (args.heads + head_tile - 1) / head_tile;
     const int share_ctas = (head_tile + 63) / 64;  // that stand side by side
-    is_chained_ = sums.chains[kMaxStepRows] * head_groups_ * share_ctas >= kMinChains;
+    is_chained_ = sums.row_chains[kMaxStepRows] * head_groups_ * share_ctas >= kMinChains;
   }
 
   LATENTD_DEVICE RowPlan row_plan(int row, int context_len, int slot, int step_rows) const {
     const int pages = num_pages(context_len);
     // A slot's rows of one step are consecutive tokens, so the first of them is at most step_rows tokens from the end.
     const int old_pages = max(0, context_len - step_rows) / kPageSize;
-    const int num_splits = sums_.splits[row + 1] - sums_.splits[row];
+    const int num_splits = sums_.row_splits[row + 1] - sums_.row_splits[row];
     const int per_split = work_pages_per_split(pages, heads_);
-    return {context_len, slot, per_split, num_splits, nodes(row), splits_per_node(per_split), old_pages, 0};
+    return {context_len, slot,
+            per_split,   num_splits,
+            nodes(row),  splits_per_node(per_split),
+            old_pages,   tile_rows(row, num_rows_, context_len, row_tile_)};
   }
 
   // The work of CTA `cta`, but for the row's plan: a contiguous share of all (head group, row, split), cut at equal
@@ -101,7 +120,7 @@ class CallPlan {
   LATENTD_DEVICE int splits_per_node(int pages_per_split) const {
     return is_chained_ ? chain_splits(pages_per_split, heads_) : 1;
   }
-  LATENTD_DEVICE int nodes(int row) const { return is_chained_ ? sums_.chains[row] : sums_.splits[row]; }
+  LATENTD_DEVICE int nodes(int row) const { return is_chained_ ? sums_.row_chains[row] : sums_.row_splits[row]; }
   LATENTD_DEVICE int cost(int row) const { return 4 * sums_.pages[row] + 2 * nodes(row); }
 
   // The first node that starts at or after the given share of the cost.
@@ -135,43 +154,40 @@ class CallPlan {
   const int heads_;
   const int num_ctas_;
   const int num_rows_;
+  int row_tile_;
   int head_groups_;
   bool is_chained_;
 };
 
-// Prefix sums of kPlanRows rows, a call of kMaxStepRows a group of four warps; `row` counts from the step's first.
-LATENTD_DEVICE void sum_rows(CallSums (&calls)[kPlanCalls], const int* context_len, int row, int rows, int heads) {
-  __shared__ int3 warp_sums[kPlanRows / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int pages = row < rows ? num_pages(context_len[row]) : 0;
+LATENTD_DEVICE int4 operator+(int4 a, int4 b) { return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// Prefix sums of kPlanRows rows, a call of kMaxStepRows a group of four warps; `row` counts from the step's first, and
+// row_tile is that of its call.
+LATENTD_DEVICE void sum_rows(CallSums (&calls)[kPlanCalls], const int* context_len, int row, int rows, int heads,
+                             int row_tile) {
+  __shared__ int4 warp_sums[kPlanRows / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = threadIdx.x % kMaxStepRows;
+  const int length = row < rows ? context_len[row] : 0, pages = num_pages(length);
   const int per_split = work_pages_per_split(pages, heads);
-  int splits = (pages + per_split - 1) / per_split;
+  const int splits = (pages + per_split - 1) / per_split;
   const int chain = chain_splits(per_split, heads);
-  int chains = (splits + chain - 1) / chain;
+  const bool is_dealt = tile_rows(at, kMaxStepRows, length, row_tile) > 0;
+  int4 sums = make_int4(is_dealt ? pages : 0, is_dealt ? splits : 0, splits, (splits + chain - 1) / chain);
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) {
-    const int p = __shfl_up_sync(0xffffffffu, pages, d);
-    const int s = __shfl_up_sync(0xffffffffu, splits, d);
-    const int c = __shfl_up_sync(0xffffffffu, chains, d);
-    if (lane >= d) {
-      pages += p;
-      splits += s;
-      chains += c;
-    }
+    const int4 before = make_int4(__shfl_up_sync(0xffffffffu, sums.x, d), __shfl_up_sync(0xffffffffu, sums.y, d),
+                                  __shfl_up_sync(0xffffffffu, sums.z, d), __shfl_up_sync(0xffffffffu, sums.w, d));
+    if (lane >= d) sums = sums + before;
   }
-  if (lane == 31) warp_sums[warp] = make_int3(pages, splits, chains);
+  if (lane == 31) warp_sums[warp] = sums;
   __syncthreads();
-  for (int w = warp / 4 * 4; w < warp; ++w) {
-    pages += warp_sums[w].x;
-    splits += warp_sums[w].y;
-    chains += warp_sums[w].z;
-  }
+  for (int w = warp / 4 * 4; w < warp; ++w) sums = sums + warp_sums[w];
   CallSums& call = calls[threadIdx.x / kMaxStepRows];
-  const int at = threadIdx.x % kMaxStepRows;
-  call.pages[at + 1] = pages;
-  call.splits[at + 1] = splits;
-  call.chains[at + 1] = chains;
-  if (at == 0) call.pages[0] = call.splits[0] = call.chains[0] = 0;
+  call.pages[at + 1] = sums.x;
+  call.splits[at + 1] = sums.y;
+  call.row_splits[at + 1] = sums.z;
+  call.row_chains[at + 1] = sums.w;
+  if (at == 0) call.pages[0] = call.splits[0] = call.row_splits[0] = call.row_chains[0] = 0;
   __syncthreads();
 }
 
@@ -181,13 +197,13 @@ LATENTD_DEVICE void plan_attention(const PlanArgs& args, const int* context_len,
   const int num_calls = (rows + kMaxStepRows - 1) / kMaxStepRows;
   auto planner = [&](int call) {
     const int num_rows = min(kMaxStepRows, rows - call * kMaxStepRows);
-    const int tile = call == num_calls - 1 ? args.last_head_tile : args.head_tile;
-    return CallPlan(calls[call % kPlanCalls], args, tile, num_rows);
+    return CallPlan(calls[call % kPlanCalls], args, call == num_calls - 1, num_rows);
   };
   for (int first = 0; first < rows; first += kPlanRows) {
     const int first_call = first / kMaxStepRows;
     const int row = first + static_cast<int>(threadIdx.x);
-    sum_rows(calls, context_len, row, rows, args.heads);
+    const bool is_last = row / kMaxStepRows >= num_calls - 1;
+    sum_rows(calls, context_len, row, rows, args.heads, is_last ? args.last_row_tile : args.row_tile);
     if (row < rows) {
       const CallPlan plan = planner(row / kMaxStepRows);
       args.row_plan[row] = plan.row_plan(row % kMaxStepRows, context_len[row], slot_idx[row], rows);

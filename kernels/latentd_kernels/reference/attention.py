@@ -88,6 +88,7 @@ class ReferenceAttention(ReferenceBase):
         first_row: int,
         rows: int,
         softmax_scale: float,
+        chunk: bool = False,
     ) -> None:
         """See Ops.attend. Raises ValueError for a slab, layer or row count that does not fit."""
         shapes.check_rows(rows)

@@ -28,7 +28,7 @@ _ROW_FIELDS = (
 class ReferenceSteps(ReferenceBase):
     """stage, zero_pages and publish."""
 
-    def stage(self, rows: int, heads: int = 0) -> None:
+    def stage(self, rows: int, heads: int = 0, chunk: bool = False) -> None:
         """Fill StepInputs from this step's ring entry (see `Ops.stage`). The reference attends row
         by row and needs no plan."""
         self.ring.start_ns[0] = time.perf_counter_ns()

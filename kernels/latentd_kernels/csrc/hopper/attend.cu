@@ -3,15 +3,15 @@
 
 namespace {
 
-template <int kN>
+template <int kN, int kRowHeads>
 LATENTD_DEVICE void attend(const Args& args) {
   pdl_launch();
   extern __shared__ char raw[];
   Smem<kN>& smem = *reinterpret_cast<Smem<kN>*>(raw + (-smem_u32(raw) & 1023));
   const Work work = args.work[blockIdx.x];
   const bool idle = work.num_splits <= 0;
-  PageStream stream(args, work);
-  Attend<kN> cta(args, smem);
+  typename Attend<kN, kRowHeads>::Stream stream(args, work);
+  Attend<kN, kRowHeads> cta(args, smem);
   if (!idle) cta.start(stream);
   pdl_wait();
   if (!idle) cta.run(stream, work);
@@ -19,15 +19,15 @@ LATENTD_DEVICE void attend(const Args& args) {
 
 }  // namespace
 
-#define LATENTD_ATTEND(heads)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) attend_hopper_##heads(                                   \
-      const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap low_map,                        \
-      const __grid_constant__ TensorMap high_map, const int* block_table, const RowPlan* row_plan, const Work* work, \
-      bf16* node_o, float2* node_ml, int max_pages, int rows, int heads_, float scale_log2) {                        \
-    const Args args = {                                                                                              \
-        &query_map, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads_,    \
-        scale_log2};                                                                                                 \
-    attend<heads>(args);                                                                                             \
+#define LATENTD_ATTEND(name, columns, row_heads)                                                                    \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                         \
+      name(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap low_map,                  \
+           const __grid_constant__ TensorMap high_map, const int* block_table, const RowPlan* row_plan,             \
+           const Work* work, bf16* node_o, float2* node_ml, int max_pages, int rows, int heads, float scale_log2) { \
+    const Args args = {                                                                                             \
+        &query_map, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads,    \
+        scale_log2};                                                                                                \
+    attend<columns, row_heads>(args);                                                                               \
   }
 
 // kernel attend_hopper_16, attend_hopper_32, attend_hopper_48: attention of the step's rows over their pages, f32 mode.
@@ -38,6 +38,16 @@ LATENTD_DEVICE void attend(const Args& args) {
 //   first page's maximum rounded up to an integer (and moves when a score exceeds it 2^48 times); a split's output and
 //   each fold of splits into a chain land.
 // launch: grid (any, 1, 1) as planned, 256 threads, 1024 bytes more than sizeof(Smem).
-LATENTD_ATTEND(16)
-LATENTD_ATTEND(32)
-LATENTD_ATTEND(48)
+LATENTD_ATTEND(attend_hopper_16, 16, 16)
+LATENTD_ATTEND(attend_hopper_32, 32, 32)
+LATENTD_ATTEND(attend_hopper_48, 48, 48)
+
+// kernel attend_chunk_8, attend_chunk_16, attend_chunk_24: the same of neighbouring tokens of one prompt, which share
+//   the loads of pages.
+// shapes: as attend_hopper, but q_abs as [9][rows][heads][64]; a CTA takes a tile of 6, 3 or 2 rows, the number in the
+//   name is the heads that each has room for.
+// rounds: a row as in attend_hopper, bit for bit.
+// launch: grid (any, 1, 1) as planned for such tiles, 256 threads, 1024 bytes more than sizeof(Smem<48>).
+LATENTD_ATTEND(attend_chunk_8, 48, 8)
+LATENTD_ATTEND(attend_chunk_16, 48, 16)
+LATENTD_ATTEND(attend_chunk_24, 48, 24)

@@ -2,10 +2,12 @@
 // wgmma and 16 of them need no padding:
 //   S^T [64 tokens x N heads] = page (K-major A) * Q^T, its k dealt to the two warpgroups, half of each column box each
 //   O^T [512 columns x N]    += page^T (MN-major A, the same bytes) * P^T, its columns dealt to the two warpgroups
-// A page arrives by tensor copies in two parts, column boxes 0-3 and 4-8, and is released in two parts, so that a copy
-// starts when half of the second product is done, and the first product of a page when half of it is there.
+// A page is released in two parts as it arrives, so that a copy starts when half of the second product is done, and the
+// first product of a page when half of it is there.
+// The N columns are heads of one row, or kRowHeads heads of each row of a tile: neighbouring tokens of a chunk that
+// have equally many pages. Everything is done by column, so that a row's bits are those that it has alone.
 #pragma once
-#include "../work_plan.cuh"
+#include "attend_pages.cuh"
 #include "fold.cuh"
 #include "wgmma.cuh"
 
@@ -13,31 +15,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kStages = 2;
-constexpr int kBoxBytes = kPageSize * 128;  // 64 tokens x 64 columns
 constexpr uint32_t kBoxStep = operand_offset(kBoxBytes);
-constexpr int kBoxes = kRowDim / 64;
-constexpr int kPageBytes = kBoxes * kBoxBytes;
-constexpr int kLowBoxes = 4;                        // boxes of a page's first part
 constexpr int kNodeRowBytes = kLatentDim * 2 + 16;  // a head of a node on its way out; padded against bank conflicts
 // A later page keeps the split's reference maximum unless a score lies more than 2^this above it: bf16 and f32 have the
 // exponent range, and nothing is lost below.
 constexpr float kKeepLog2 = 48.0f;
 
 enum NamedBarrier { kAll = 1, kWarpgroup = 2 };  // kWarpgroup + warpgroup
-
-struct Args {
-  const TensorMap* query_map;     // q_abs as [rows][9][heads][64]
-  const TensorMap* page_maps[2];  // the layer's slice of the slab as [pages][9][64][64], boxes of the two parts
-  const int* block_table;         // [slots, max_pages]
-  const RowPlan* row_plan;        // [rows]
-  const Work* work;               // [CTAs]
-  bf16* node_o;                   // [nodes, heads, 512]
-  float2* node_ml;                // [nodes, heads]
-  int max_pages;
-  int rows;
-  int heads;
-  float scale_log2;  // softmax scale times log2(e): scores are exponents of two
-};
 
 template <int kN>
 struct Smem {
@@ -51,64 +35,17 @@ struct Smem {
   float split_max[kN];
   float chain_max[2][kN];  // of the chain folded so far; the two take turns
   float chain_sum[2][kN];
+  RowPlan plans[2];           // of the tile at hand and the next: registers are short where a CTA takes tiles
   uint64_t full[kStages][2];  // a stage's parts
   uint64_t empty[kStages][2];
   uint64_t query_full;
 };
 
-// The CTA's pages in the order of its work, one ahead of what was asked for, so that no load is waited for. One thread
-// walks it.
-class PageStream {
- public:
-  LATENTD_DEVICE PageStream(const Args& args, const Work& work) : args_(args), row_(work.row) {
-    enter(work.plan, work.first_split, work.num_splits);
-  }
-  LATENTD_DEVICE bool has_page() const { return page_ < end_page_; }
-  // Whether the page at hand holds no token of this step.
-  LATENTD_DEVICE bool is_old() const { return page_ < old_pages_; }
-  // Page id of the page at hand (-1: unmapped, which the copy reads as zeros), and on to the next.
-  LATENTD_DEVICE int next() {
-    const int page_id = max(page_id_, -1);
-    if (++page_ >= end_page_ && splits_left_ > 0) {
-      RowPlan plan;
-      do {
-        if (++row_ == args_.rows) row_ = 0;
-        plan = args_.row_plan[row_];
-      } while (plan.num_splits == 0);
-      enter(plan, 0, splits_left_);
-    } else {
-      read_table();
-    }
-    return page_id;
-  }
-
- private:
-  LATENTD_DEVICE void enter(const RowPlan& plan, int first_split, int num_splits) {
-    const int here = min(num_splits, plan.num_splits - first_split);
-    splits_left_ = num_splits - here;
-    page_ = first_split * plan.pages_per_split;
-    end_page_ = min((first_split + here) * plan.pages_per_split, num_pages(plan.context_len));
-    old_pages_ = plan.old_pages;
-    table_ = args_.block_table + static_cast<int64_t>(plan.slot) * args_.max_pages;
-    read_table();
-  }
-  LATENTD_DEVICE void read_table() {
-    if (page_ < end_page_) page_id_ = table_[page_];
-  }
-
-  const Args& args_;
-  const int* table_ = nullptr;
-  int row_;
-  int page_ = 0;
-  int end_page_ = 0;
-  int old_pages_ = 0;
-  int splits_left_ = 0;
-  int page_id_ = -1;
-};
-
-template <int kN>
+template <int kN, int kRowHeads = kN>
 class Attend {
  public:
+  using Stream = PageStream<(kRowHeads < kN)>;
+
   LATENTD_DEVICE Attend(const Args& args, Smem<kN>& smem)
       : args_(args),
         smem_(smem),
@@ -119,7 +56,7 @@ class Attend {
         group_thread_(threadIdx.x % 128) {}
 
   // Barriers, and copies of all pages that may be read already. Before the wait.
-  LATENTD_DEVICE void start(PageStream& stream) {
+  LATENTD_DEVICE void start(Stream& stream) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         for (int part = 0; part < 2; ++part) {
@@ -144,24 +81,25 @@ class Attend {
     }
   }
 
-  LATENTD_DEVICE void run(PageStream& stream, const Work& work) {
+  LATENTD_DEVICE void run(Stream& stream, const Work& work) {
     RowPlan plan = work.plan;
     int row = work.row, head_group = work.head_group, split = work.first_split, left = work.num_splits;
-    for (int segment = 0;; ++segment) {  // splits of one (row, head group)
+    for (int segment = 0;; ++segment) {  // splits of one (row or tile, head group)
       if (threadIdx.x == 0) {
-        barrier_expect(smem_u32(&smem_.query_full), kN * kRowDim * 2);
-        tensor_load(smem_u32(smem_.query), args_.query_map, 0, head_group * kN, 0, row, smem_u32(&smem_.query_full));
+        if (kTiled) smem_.plans[segment & 1] = plan;
+        load_query(row, head_group);
         if (segment == 0) fill_stages(stream, true);
       }
       __syncwarp();
       barrier_wait(smem_u32(&smem_.query_full), segment & 1);
-      const int num_splits = min(left, plan.num_splits - split);
-      attend_splits(stream, plan, head_group * kN, split, num_splits);
-      left -= num_splits;
+      const RowPlan& at_hand = kTiled ? smem_.plans[segment & 1] : plan;
+      attend_splits(stream, at_hand, kTiled ? 0 : head_group * kN, split, min(left, at_hand.num_splits - split));
+      left -= at_hand.num_splits - split;
       if (left <= 0) break;
       split = 0;
       do {
-        if (++row == args_.rows) {
+        row += kTiled ? at_hand.tile_rows : 1;
+        if (row == args_.rows) {
           row = 0;
           ++head_group;
         }
@@ -171,6 +109,7 @@ class Attend {
   }
 
  private:
+  static constexpr bool kTiled = kRowHeads < kN;
   static constexpr int kHalf = kN / 4;   // registers of S that hold this warpgroup's half of the heads
   static constexpr int kHeads = kN / 8;  // heads of this thread
   static constexpr uint32_t kQueryStep = operand_offset(kN * 128);
@@ -180,6 +119,17 @@ class Attend {
   LATENTD_DEVICE uint32_t empty(int stage, int part) const { return smem_u32(&smem_.empty[stage][part]); }
   // The head, of this warpgroup's half, of which this thread holds values in column j of its registers.
   LATENTD_DEVICE int half_head(int j) const { return j / 2 * 8 + lane_ % 4 * 2 + j % 2; }
+  // Whether a column is a head of a row, and its place in the node arrays if `node` is that of the tile's first row.
+  LATENTD_DEVICE bool is_live(const RowPlan& plan, int head0, int column) const {
+    if (!kTiled) return head0 + column < args_.heads;
+    return column % kRowHeads < args_.heads && column / kRowHeads < plan.tile_rows;
+  }
+  LATENTD_DEVICE int64_t node_place(const RowPlan& plan, int node, int head0, int column) const {
+    if (!kTiled) return static_cast<int64_t>(node) * args_.heads + head0 + column;
+    const int row_nodes = (plan.num_splits + plan.splits_per_node - 1) / plan.splits_per_node;
+    node += column / kRowHeads * row_nodes;
+    return static_cast<int64_t>(node) * args_.heads + column % kRowHeads;
+  }
 
   LATENTD_DEVICE void copy_part(int stage, int part, int page_id) {
     const int boxes = part == 0 ? kLowBoxes : kBoxes - kLowBoxes;
@@ -187,7 +137,16 @@ class Attend {
     tensor_load(page(stage) + part * kLowBoxes * kBoxBytes, args_.page_maps[part], 0, 0, part * kLowBoxes, page_id,
                 full(stage, part));
   }
-  LATENTD_DEVICE void fill_stages(PageStream& stream, bool all) {
+  LATENTD_DEVICE void load_query(int row, int head_group) {
+    const uint32_t query = smem_u32(smem_.query), query_full = smem_u32(&smem_.query_full);
+    barrier_expect(query_full, kN * kRowDim * 2);
+    if (kTiled) {
+      tensor_load(query, args_.query_map, 0, 0, row, 0, query_full);
+    } else {
+      tensor_load(query, args_.query_map, 0, head_group * kN, 0, row, query_full);
+    }
+  }
+  LATENTD_DEVICE void fill_stages(Stream& stream, bool all) {
     while (filled_ < kStages && stream.has_page() && (all || stream.is_old())) {
       const int page_id = stream.next();
       copy_part(filled_, 0, page_id);
@@ -214,7 +173,7 @@ class Attend {
     wgmma_commit();
   }
 
-  LATENTD_DEVICE void attend_splits(PageStream& stream, const RowPlan& plan, int head0, int split, int num_splits) {
+  LATENTD_DEVICE void attend_splits(Stream& stream, const RowPlan& plan, int head0, int split, int num_splits) {
     int page_idx = split * plan.pages_per_split, page_of_split = 0;
     const int last_page = num_pages(plan.context_len) - 1;
     const int end_page = min((split + num_splits) * plan.pages_per_split, last_page + 1);
@@ -231,13 +190,13 @@ class Attend {
       if (has_next_) next_id_ = stream.next();
       float mine[kHalf], sums[kHeads];
       gather_scores(mine);
-      mask_tail(mine, plan.context_len - page_idx * kPageSize);
+      mask_tail(mine, plan.context_len - page_idx * kPageSize, kTiled ? plan.tile_rows : 1);
       weigh(mine, sums, page_of_split == 0, ends_split);
       multiply_values(page_of_split > 0, has_more, ends_node);
       if (ends_split) {
         const int node = plan.first_node + split / plan.splits_per_node;
-        fold_split(node, head0, ends_node);
-        if (ends_node) write_node(node, head0);
+        fold_split(plan, node, head0, ends_node);
+        if (ends_node) write_node(plan, node, head0);
         ++split;
         page_of_split = 0;
       } else {
@@ -259,21 +218,59 @@ class Attend {
     for (int j = 0; j < kHalf; ++j) mine[j] += smem_.exchange[group_ ^ 1][j][group_thread_];
   }
 
-  // Tokens from `valid` on do not exist: their scores are -inf, and their latents zero, as 0 * NaN is not 0.
-  LATENTD_DEVICE void mask_tail(float (&mine)[kHalf], int valid) {
+  // Tokens from `valid` on do not exist (for each later row of a tile there is one more): their scores are -inf, and
+  // their latents zero, as 0 * NaN is not 0.
+  LATENTD_DEVICE void mask_tail(float (&mine)[kHalf], int valid, int tile_rows) {
     if (valid >= kPageSize) return;
+    const int end = valid + tile_rows - 1;  // of the last row
+    const uint32_t broken = kTiled ? broken_tokens(valid, end) : 0;
     const int token = group_warp_ * 16 + lane_ / 4;
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
-      if (token + j / 2 % 2 * 8 >= valid) mine[j] = -INFINITY;
+      const int past = token + j / 2 % 2 * 8 - valid;
+      const int row = kTiled ? (group_ * (kN / 2) + j / 4 * 8) / kRowHeads : 0;
+      if (past >= min(row, tile_rows - 1)) {
+        mine[j] = -INFINITY;
+      } else if (kTiled && past >= 0 && (broken >> past & 1)) {
+        mine[j] = NAN;
+      }
     }
-    const int words = (kPageSize - valid) * 8;
+    zero_latents(end, kPageSize);
+    for (uint32_t left = broken; left != 0; left &= left - 1) {
+      const int past = __ffs(left) - 1;
+      zero_latents(valid + past, valid + past + 1);
+    }
+  }
+  // In this warpgroup's columns.
+  LATENTD_DEVICE void zero_latents(int token, int end) {
+    const int words = (end - token) * 8;
     char* stage = smem_.pages[pages_done_ & 1];
     for (int i = group_thread_; i < 4 * words; i += 128) {
       const int column_box = value_box(i / words), word = i % words;
-      char* row = stage + column_box * kBoxBytes + (valid + word / 8) * 128;
+      char* row = stage + column_box * kBoxBytes + (token + word / 8) * 128;
       *reinterpret_cast<uint4*>(row + word % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
+  }
+  // Those of the page's tokens `valid` .. `end` - 1 that have a latent which is not finite, the first as bit 0. They
+  // are zeroed for the sake of rows that do not attend them; one that does has no number in its output (a score of -inf
+  // would leave it the product of 0 with such a latent), which its score must see to.
+  LATENTD_DEVICE uint32_t broken_tokens(int valid, int end) {
+    const char* stage = smem_.pages[pages_done_ & 1];
+    uint32_t broken = 0;
+    for (int token = valid; token < end; ++token) {
+      bool is_finite = true;
+#pragma unroll
+      for (int box = lane_ / 8; box < kLatentDim / 64; box += 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(stage + box * kBoxBytes + token * 128 + lane_ % 8 * 16);
+        is_finite = is_finite && are_finite(v.x) && are_finite(v.y) && are_finite(v.z) && are_finite(v.w);
+      }
+      broken |= static_cast<uint32_t>(__any_sync(0xffffffffu, !is_finite)) << (token - valid);
+    }
+    if (broken != 0) named_sync(kAll, kThreads);  // all warps have seen them before they are zeroed
+    return broken;
+  }
+  LATENTD_DEVICE static bool are_finite(uint32_t pair) {
+    return (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
   }
   // Column box of this warpgroup's i-th 64 columns of O: two of each part of the page.
   LATENTD_DEVICE int value_box(int i) const { return i % 2 + i / 2 * 4 + group_ * 2; }
@@ -423,7 +420,7 @@ class Attend {
   }
 
   // Folds the split into the chain; with ends_node also writes the node's maxima and sums.
-  LATENTD_DEVICE void fold_split(int node, int head0, bool ends_node) {
+  LATENTD_DEVICE void fold_split(const RowPlan& plan, int node, int head0, bool ends_node) {
     const int now = chain_turn_;
 #pragma unroll
     for (int q = 0; q < kN / 8; ++q) {
@@ -450,8 +447,8 @@ class Attend {
       const float sum = fold_sum(old_sum, (v.x + v.y) + (v.z + v.w), f);
       smem_.chain_max[now ^ 1][head] = f.maximum;
       smem_.chain_sum[now ^ 1][head] = sum;
-      if (ends_node && head0 + head < args_.heads) {
-        args_.node_ml[static_cast<int64_t>(node) * args_.heads + head0 + head] = make_float2(f.maximum, sum);
+      if (ends_node && is_live(plan, head0, head)) {
+        args_.node_ml[node_place(plan, node, head0, head)] = make_float2(f.maximum, sum);
       }
     }
     chain_turn_ ^= 1;
@@ -460,7 +457,7 @@ class Attend {
 
   // The node's way out leads through the page just used, which is released after it was read and before it is stored:
   // a proxy fence behind the stores would wait for them.
-  LATENTD_DEVICE void write_node(int node, int head0) {
+  LATENTD_DEVICE void write_node(const RowPlan& plan, int node, int head0) {
     const int stage = pages_done_ & 1, parity = pages_done_ >> 1 & 1;
     named_sync(kAll, kThreads);
 #pragma unroll
@@ -491,14 +488,15 @@ class Attend {
     refill(stage, 0, parity);
     refill(stage, 1, parity);
     __syncwarp();
-    uint4* dst = reinterpret_cast<uint4*>(args_.node_o +
-                                          (static_cast<int64_t>(node) * args_.heads + head0 + first) * kLatentDim) +
-                 lane_;
+    uint4* nodes = reinterpret_cast<uint4*>(args_.node_o) + lane_;
+    int64_t place = node_place(plan, node, head0, first);
 #pragma unroll
     for (int k = 0; k < kN / 8; ++k) {
-      if (head0 + first + k < args_.heads) {
-        dst[k * 64] = words[2 * k];
-        dst[k * 64 + 32] = words[2 * k + 1];
+      if (kTiled) place = node_place(plan, node, head0, first + k);
+      if (is_live(plan, head0, first + k)) {
+        uint4* dst = nodes + place * (kLatentDim / 8) + (kTiled ? 0 : k * 64);
+        dst[0] = words[2 * k];
+        dst[32] = words[2 * k + 1];
       }
     }
   }
