@@ -41,6 +41,11 @@ def output_tile(heads: int) -> int:
     return next(tile for tile in OUTPUT_SMEM if most <= tile)
 
 
+def chain_splits(heads: int) -> int:
+    """Splits whose output the second pass sums in one go (landed.cuh)."""
+    return 2 if heads < 64 else 4
+
+
 class LandedAttention(Launcher):
     """attend and expand of `Ops` in landed mode on sm_90a; arguments are checked already."""
 

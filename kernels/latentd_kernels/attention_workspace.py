@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd_kernels import manifest
+from latentd_kernels.attention_landed import chain_splits
 from latentd_kernels.geometry import LATENT_DIM, max_splits
 from latentd_kernels.launcher import HOPPER
 from latentd_kernels.ops import AttentionWorkspace
@@ -21,14 +22,19 @@ def workspace_items(rows: int, max_ctx: int) -> int:
     return rows * max_splits(max_ctx)
 
 
-def workspace_shape(
+def device_items(
     rows: int, max_ctx: int, heads: int, numerics: Numerics, device: torch.device
-) -> tuple[int, int, int]:
-    """Shape of the partial results on a device: nodes of the work list in f32 mode on sm_90a, else
-    items of the portable kernels (landed mode on sm_90a needs a half or a quarter of partial_o)."""
-    is_hopper = numerics == "f32" and device.type == "cuda" and has_hopper_kernels(device)
-    items = max_nodes(rows, max_ctx, heads) if is_hopper else workspace_items(rows, max_ctx)
-    return items, heads, LATENT_DIM
+) -> tuple[int, int]:
+    """Items of partial_o and of partial_ml on a device: in f32 mode on sm_90a nodes of the work
+    list; in landed mode there chains and splits, as many for each row as the longest has; else
+    those of the portable kernels."""
+    items = workspace_items(rows, max_ctx)
+    if device.type != "cuda" or not has_hopper_kernels(device):
+        return items, items
+    if numerics == "f32":
+        nodes = max_nodes(rows, max_ctx, heads)
+        return nodes, nodes
+    return rows * -(-max_splits(max_ctx) // chain_splits(heads)), items
 
 
 def has_hopper_kernels(device: torch.device) -> bool:
@@ -48,8 +54,8 @@ def workspace_bytes(
 ) -> int:
     """Bytes that `allocate_workspace` takes."""
     size = act.itemsize if numerics == "f32" else 4
-    items, _, _ = workspace_shape(rows, max_ctx, heads, numerics, device)
-    return items * heads * (LATENT_DIM * size + 8)
+    items_o, items_ml = device_items(rows, max_ctx, heads, numerics, device)
+    return heads * (items_o * LATENT_DIM * size + items_ml * 8)
 
 
 def allocate_workspace(
@@ -61,9 +67,9 @@ def allocate_workspace(
     act: torch.dtype = torch.bfloat16,
 ) -> AttentionWorkspace:
     """Room for the partial results of attend calls of at most `rows` rows. Contents undefined."""
-    shape = workspace_shape(rows, max_ctx, heads, numerics, device)
+    items_o, items_ml = device_items(rows, max_ctx, heads, numerics, device)
     dtype = act if numerics == "f32" else torch.float32
     return AttentionWorkspace(
-        partial_o=torch.empty(shape, dtype=dtype, device=device),
-        partial_ml=torch.empty((*shape[:2], 2), dtype=torch.float32, device=device),
+        partial_o=torch.empty((items_o, heads, LATENT_DIM), dtype=dtype, device=device),
+        partial_ml=torch.empty((items_ml, heads, 2), dtype=torch.float32, device=device),
     )

@@ -53,9 +53,9 @@ class AttentionWorkspace:
     """Partial results of `attend`, read by `expand`; what an item is, the backend decides.
 
     Portable kernels and cpu: item = split_start[row] + split - first. f32 mode on sm_90a: the nodes
-    of work_plan.py, maxima exponents of two. landed mode on sm_90a: partial_ml [rows, splits of the
-    longest row, heads, 2] and partial_o [rows, chains of the longest row, heads, 512], laid out in
-    the same memory (attention_landed.py).
+    of work_plan.py, maxima exponents of two. landed mode on sm_90a: an item of partial_ml is a
+    split of a row, one of partial_o a chain (attention_landed.py), as many for each row as the
+    longest context has.
     """
 
     partial_o: Tensor  # [items, heads, 512] act in f32 mode, float32 in landed mode

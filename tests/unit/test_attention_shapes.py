@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from attention_case import LAYOUT, make_case
+from latentd_kernels import attention_workspace
 from latentd_kernels.attention import AttentionLaunches, expand_form
 from latentd_kernels.attention_workspace import (
     allocate_workspace,
+    device_items,
     workspace_bytes,
     workspace_items,
 )
@@ -101,6 +103,17 @@ def test_workspace_bytes_are_those_of_the_allocation() -> None:
         workspace = allocate_workspace(3, 4096, 20, numerics, CPU)
         size = workspace.partial_o.nbytes + workspace.partial_ml.nbytes
         assert workspace_bytes(3, 4096, 20, numerics, CPU) == size
+
+
+@pytest.mark.parametrize(("heads", "splits"), [(16, 2), (63, 2), (64, 4), (128, 4)])
+def test_the_landed_chain_of_sm_90a_gets_room_for_chains_and_for_splits(
+    heads: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_workspace, "has_hopper_kernels", lambda device: True)
+    for max_ctx in (64, 1000, 4160, 65_536):
+        items = device_items(5, max_ctx, heads, "landed", torch.device("cuda"))
+        most = workspace_items(1, max_ctx)
+        assert items == (5 * -(-most // splits), 5 * most)
 
 
 def test_expand_takes_more_rows_a_cta_only_when_the_ctas_do_not_fit_at_once() -> None:
