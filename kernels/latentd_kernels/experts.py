@@ -26,7 +26,9 @@ _TILE: Final = 64  # features and k of csrc/hopper/moe.cu
 _WGMMA_THREADS: Final = 160
 # Two CTAs an SM; measured on an H200 in whole steps of 1 to 64 rows.
 _UP_RING_BYTES: Final = 5 * (2 * 8192 + 1024)
-_DOWN_RING_BYTES: Final = 11 * (8192 + 1024)
+_DOWN_RING_BYTES: Final = 11 * 8192 + 22 * 1024
+_FEW_ROWS: Final = 8  # of an expert that down copies at once, up to _ALL_BLOCKS blocks of k
+_ALL_BLOCKS: Final = 32
 _STAGED_BYTES: Final = 4608
 _GATHER_THREADS: Final = 128
 _THREADS: Final = 256  # of the portable products
@@ -74,7 +76,12 @@ def launch_wgmma(
         stream=ops.stream, smem=1024 + _UP_RING_BYTES + _STAGED_BYTES,
     )  # fmt: skip
     down_args: list[Argument] = [maps.get(down_weights, down_weights.shape[0], _TILE)]
-    down_args += [maps.get(hidden, hidden.shape[0], box) for box in (8, 64)]
+    blocks, row_bytes = inner // _TILE, hidden.stride(0) * 2
+    dims = (_TILE, hidden.shape[0], blocks, 1)
+    box = (_TILE, _FEW_ROWS, min(blocks, _ALL_BLOCKS), 1)
+    strides = (row_bytes, _TILE * 2, row_bytes)
+    down_args.append(maps.of_bytes(hidden.data_ptr(), dims, strides, box))
+    down_args += [maps.get(hidden, hidden.shape[0], few) for few in (8, 64)]
     down_args += [ids, plan, workspace.parts]
     down_args += map(c_int32, (*numbers, hidden_size, _DOWN_RING_BYTES))
     # One row has too few tiles of 128 features to go round.

@@ -80,7 +80,7 @@ def test_many_rows_are_planned_and_gathered_first() -> None:
         assert ("moe_plan" in layer.route(rows)) == (rows > 64)
         launched = layer.experts(rows)
         assert (launched[0].name == "moe_gather") == (rows > 64)
-        plans = [launch.args[7 if "up" in launch.name else 4] for launch in launched[-2:]]
+        plans = [launch.args[7 if "up" in launch.name else 5] for launch in launched[-2:]]
         assert all((plan is not None) == (rows > 64) for plan in plans)
 
 

@@ -155,8 +155,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <int kTiles>
-LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden8, const TensorMap* hidden64,
-                         const Routing& routing, float* parts, int inner, int num_features, int ring_bytes) {
+LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden_all, const TensorMap* hidden8,
+                         const TensorMap* hidden64, const Routing& routing, float* parts, int inner, int num_features,
+                         int ring_bytes) {
   pdl_launch();
   __shared__ Scratch s;
   const bool loads = threadIdx.x >= kConsumers;
@@ -169,16 +170,18 @@ LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden8, con
   }
   const int feature = blockIdx.x * kTiles * kFeatures;
   const Loader<kTiles> loader{weights, group.expert * num_features + feature, kFeatures, inner / kBlockK, group.count};
-  Ring<kTiles> ring(s, ring_memory(dynamic), ring_bytes, group.count);
-  if (threadIdx.x == 0) tensor_map_prefetch(hidden8);
+  const bool at_once = group.count <= kFewRows && loader.num_blocks <= kAllBlocks;
+  Ring<kTiles> ring(s, ring_memory(dynamic), ring_bytes, group.count, at_once ? loader.num_blocks : 0);
+  if (threadIdx.x == 0) tensor_map_prefetch(at_once ? hidden_all : hidden8);
   const int early = loads ? load_early(loader, ring) : 0;
   pdl_wait();
   if (group.count == 0) return;
   if (loads) {
+    if (at_once && threadIdx.x == kConsumers) loader.load_all(ring, hidden_all, group.first);
     load_group(
-        loader, ring, early, [](const Loader<kTiles>& at) { return at.width(); },
+        loader, ring, early, [&](const Loader<kTiles>& at) { return ring.announced(at.width()); },
         [&](const Loader<kTiles>& at, int slot) {
-          if (threadIdx.x == kConsumers) at.load_boxes(ring, slot, hidden64, hidden8, group.first);
+          if (!at_once && threadIdx.x == kConsumers) at.load_boxes(ring, slot, hidden64, hidden8, group.first);
         });
     return;
   }
@@ -191,25 +194,26 @@ LATENTD_DEVICE void down(const TensorMap* weights, const TensorMap* hidden8, con
 // kernel moe_down_wgmma, moe_down_wide_wgmma: the down projection of every chosen and shared expert, one float32 part
 //   a (row, choice).
 // shapes: weights [total_experts * num_features, inner] bf16 as boxes of 64 rows, hidden [rows * choices, inner] bf16
-//   of moe_gate_up_wgmma as boxes of 8 and 64 rows, expert_ids and plan as there (read before it has completed), parts
-//   [rows * choices, num_features] f32; num_features a multiple of 64 (wide: 128). Parts of padding rows are not
-//   written.
+//   of moe_gate_up_wgmma as boxes of 8 rows and all k (up to 2048) and of 8 and 64 rows, expert_ids and plan as there
+//   (read before it has completed), parts [rows * choices, num_features] f32; num_features a multiple of 64 (wide:
+//   128). Parts of padding rows are not written.
 // rounds: f32 sums over inner in steps of 16, ascending; no landing
 // launch: grid (num_features / 64 or 128, num_shared + most active experts, 1), 160 threads, 1024 + ring_bytes bytes
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    moe_down_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden8,
-                   const __grid_constant__ TensorMap hidden64, const int* expert_ids, int* plan, float* parts, int rows,
-                   int choices, int num_shared, int experts, int inner, int num_features, int ring_bytes) {
+    moe_down_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden_all,
+                   const __grid_constant__ TensorMap hidden8, const __grid_constant__ TensorMap hidden64,
+                   const int* expert_ids, int* plan, float* parts, int rows, int choices, int num_shared, int experts,
+                   int inner, int num_features, int ring_bytes) {
   const Routing routing{expert_ids, plan, rows, choices, num_shared, experts};
-  down<1>(&weights, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
+  down<1>(&weights, &hidden_all, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    moe_down_wide_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden8,
-                        const __grid_constant__ TensorMap hidden64, const int* expert_ids, int* plan, float* parts,
-                        int rows, int choices, int num_shared, int experts, int inner, int num_features,
-                        int ring_bytes) {
+    moe_down_wide_wgmma(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap hidden_all,
+                        const __grid_constant__ TensorMap hidden8, const __grid_constant__ TensorMap hidden64,
+                        const int* expert_ids, int* plan, float* parts, int rows, int choices, int num_shared,
+                        int experts, int inner, int num_features, int ring_bytes) {
   const Routing routing{expert_ids, plan, rows, choices, num_shared, experts};
-  down<2>(&weights, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
+  down<2>(&weights, &hidden_all, &hidden8, &hidden64, routing, parts, inner, num_features, ring_bytes);
 }
 
 // kernel moe_gather: lays the rows of all routed entries out in the order of a plan.

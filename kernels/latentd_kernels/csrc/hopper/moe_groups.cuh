@@ -26,7 +26,7 @@ struct Group {
 };
 
 struct Scratch {
-  uint64_t full[kMaxStages], empty[kMaxStages];
+  uint64_t full[kMaxStages], empty[kMaxStages], all_rows;  // barriers of the ring and of Ring::all_rows
   Group group;
   int entries[kMaxWidth];  // row * choices + choice of each row of the pass; -1: a padding row
   uint8_t is_chosen[kMaxRouted];

@@ -5,18 +5,32 @@
 
 LATENTD_DEVICE int width_of(int rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : kMaxWidth; }
 
-// Stages of kTiles weight tiles and one tile of activations. Both sides walk it in the same order.
+constexpr int kFewRows = 8;  // of a group whose rows may come all at once
+constexpr int kRowsBytes = kFewRows * kBlockK * 2;
+constexpr int kAllBlocks = 32;  // at most, 1 KB each; experts.py has this number too
+
+// Stages of kTiles weight tiles and one tile of activations. Both sides walk it in the same order. The rows of a small
+// group may lie behind the ring instead, all their k in one copy: one copy a block less.
 template <int kTiles>
 struct Ring {
-  uint32_t full, empty, base;
+  uint32_t full, empty, all_full, base;
+  uint32_t all_rows = 0;  // where all blocks of the rows lie, if they do not come block by block
   int stages, stage_bytes;
   int slot = 0, parity = 0;
 
-  // `bytes` of shared memory, cut into stages for a group of `count` rows.
-  LATENTD_DEVICE Ring(Scratch& s, uint32_t memory, int bytes, int count)
-      : full(smem_u32(s.full)), empty(smem_u32(s.empty)), base(memory) {
-    stage_bytes = kTiles * kTileBytes + width_of(count) * kBlockK * 2;
+  // `bytes` of shared memory, cut into stages for a group of `count` rows, behind which `all_blocks` blocks of them
+  // lie.
+  LATENTD_DEVICE Ring(Scratch& s, uint32_t memory, int bytes, int count, int all_blocks = 0)
+      : full(smem_u32(s.full)), empty(smem_u32(s.empty)), all_full(smem_u32(&s.all_rows)), base(memory) {
+    stage_bytes = kTiles * kTileBytes + (all_blocks > 0 ? 0 : width_of(count) * kBlockK * 2);
+    bytes -= all_blocks * kRowsBytes;
+    if (all_blocks > 0) all_rows = memory + bytes;
     stages = min(bytes / stage_bytes, kMaxStages);
+  }
+  // Rows that a block brings along, of `width` that it multiplies.
+  LATENTD_DEVICE int announced(int width) const { return all_rows != 0 ? 0 : width; }
+  LATENTD_DEVICE uint32_t rows_of(int block) const {
+    return all_rows != 0 ? all_rows + block * kRowsBytes : rows(slot);
   }
   LATENTD_DEVICE uint32_t tile(int at, int t) const { return base + at * stage_bytes + t * kTileBytes; }
   LATENTD_DEVICE uint32_t rows(int at) const { return tile(at, kTiles); }
@@ -31,6 +45,7 @@ LATENTD_DEVICE void init_barriers(Scratch& s) {
       barrier_init(smem_u32(s.full + i), 1);
       barrier_init(smem_u32(s.empty + i), kConsumers / 32);
     }
+    barrier_init(smem_u32(&s.all_rows), 1);
     barrier_init_fence();
   }
   __syncthreads();
@@ -70,6 +85,11 @@ struct Loader {
       tensor_load(ring.rows(slot) + r * kBlockK * 2, map, k(), first + first_row + r, ring.full + slot * 8);
     }
   }
+  // Copies all blocks of a small group's rows, from row `first` on; one thread.
+  LATENTD_DEVICE void load_all(const Ring<kTiles>& ring, const TensorMap* all, int first) const {
+    barrier_expect(ring.all_full, num_blocks * kRowsBytes);
+    tensor_load(ring.all_rows, all, 0, first, 0, 0, ring.all_full);
+  }
   // Copies rows from anywhere, one box of one row each: row0 and row1 are those of this lane and of 32 lanes on; the
   // swizzle goes by address, so a row may land anywhere in the tile. The whole warp.
   LATENTD_DEVICE void gather(const Ring<kTiles>& ring, int slot, const TensorMap* rows1, int row0, int row1) const {
@@ -85,7 +105,7 @@ template <int kTiles>
 LATENTD_DEVICE int load_early(Loader<kTiles> loader, const Ring<kTiles>& ring) {
   int slot = 0;
   for (; slot < ring.stages && !loader.is_done(); slot++) {
-    if (threadIdx.x % 32 == 0) loader.load_weights(ring, slot, loader.width());
+    if (threadIdx.x % 32 == 0) loader.load_weights(ring, slot, ring.announced(loader.width()));
     loader.advance();
   }
   return slot;
@@ -111,9 +131,10 @@ LATENTD_DEVICE void load_group(Loader<kTiles> loader, Ring<kTiles>& ring, int ea
 template <int kWidth, int kTiles>
 LATENTD_DEVICE void multiply(float (&acc)[kTiles][kWidth / 2], Ring<kTiles>& ring, int num_blocks) {
   int previous = -1;
+  if (ring.all_rows != 0) barrier_wait(ring.all_full, 0);
   for (int block = 0; block < num_blocks; block++) {
     barrier_wait(ring.full + ring.slot * 8, ring.parity);
-    const uint32_t rows = wgmma_operand(ring.rows(ring.slot));
+    const uint32_t rows = wgmma_operand(ring.rows_of(block));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; step++) {
