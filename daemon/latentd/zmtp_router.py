@@ -24,6 +24,8 @@ HANDSHAKE_S: Final = 30.0
 """What a connection has to shake hands; libzmq gives the same."""
 BACKLOG: Final = 128
 """Connections that the system keeps until they are taken."""
+ACCEPTS: Final = 16
+"""Connections taken in one turn, so that a flood of them does not keep a step waiting."""
 CHUNK_BYTES: Final = 1 << 18
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
@@ -100,8 +102,8 @@ class ZmtpRouter:
             self._wakee.recv(4096)
 
     def _accept(self) -> None:
-        """Take the connections that wait."""
-        while True:
+        """Take connections that wait; those that are left are there in the next turn."""
+        for _ in range(ACCEPTS):
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
@@ -116,6 +118,9 @@ class ZmtpRouter:
             self._num_accepted += 1
             name = self._num_accepted.to_bytes(8, "big")  # never the same again
             peer = ZmtpPeer(sock, name, *self._limits)
+            if peer.is_lost:  # it went before its turn came
+                peer.close()
+                continue
             self._peers[name] = self._by_fd[sock.fileno()] = peer
             self._shaking[peer] = time.monotonic() + HANDSHAKE_S
             self._epoll.register(sock, IN)

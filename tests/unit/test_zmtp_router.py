@@ -71,6 +71,11 @@ def connect(
     return sock
 
 
+def num_descriptors() -> int:
+    """How many this process holds."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 def is_closed(sock: socket.socket) -> bool:
     """Whether the other end is closed, after whatever it has said."""
     try:
@@ -305,6 +310,36 @@ def test_what_is_queued_leaves_before_the_end(path: Path, router: ZmtpRouter) ->
     reader.join(5)
     assert received == message([bytes(2_000_000)])
     sock.close()
+
+
+def test_who_left_before_its_turn_came_leaves_no_descriptor(path: Path, router: ZmtpRouter) -> None:
+    before = num_descriptors()
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+    run(router, 20)
+    assert num_descriptors() == before
+    assert not router.look()
+
+
+def test_a_flood_of_connections_does_not_keep_a_step_waiting(
+    path: Path, router: ZmtpRouter
+) -> None:
+    peer = shaken(path, router)
+    crowd = [socket.socket(socket.AF_UNIX) for _ in range(zmtp_router.BACKLOG)]
+    for sock in crowd:
+        sock.connect(str(path))
+    before = num_descriptors()
+    router.receive()
+    assert num_descriptors() - before <= zmtp_router.ACCEPTS
+    peer.sendall(frame(b"step"))
+    assert [frames for _, frames, _ in run(router, 2)] == [[b"step"]]
+    for sock in crowd:  # who came later is served all the same
+        sock.sendall(GREETING + DEALER_READY + frame(b"ping"))
+    pings = run(router, len(crowd) * 4)
+    assert [frames for _, frames, _ in pings] == [[b"ping"]] * len(crowd)
+    for sock in (peer, *crowd):
+        sock.close()
 
 
 def test_without_descriptors_a_client_waits_and_the_others_are_served(
