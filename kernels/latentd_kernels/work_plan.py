@@ -2,8 +2,8 @@
 on the device (csrc/work_plan.cuh), and the sizes that follow from it.
 
 Where a CTA's share begins depends on the whole batch. What is computed for a row does not: its
-splits follow from its length, splits fold into chains of four and chains into the row in one order,
-whoever does it.
+splits follow from its length, splits fold into chains (`chain_splits`) and chains into the row in
+one order, whoever does it.
 """
 
 from __future__ import annotations
