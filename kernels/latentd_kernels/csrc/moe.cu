@@ -117,6 +117,13 @@ LATENTD_DEVICE void down(const bf16* hidden, const bf16* weights, float* parts, 
   }
 }
 
+// The shared memory of an SM of sm_120 has room for one CTA of the tiled kernel, which may then take all registers.
+#if __CUDA_ARCH__ == 1200
+#define GATE_UP_TILED_BOUNDS __launch_bounds__(256, 1)
+#else
+#define GATE_UP_TILED_BOUNDS __launch_bounds__(256)
+#endif
+
 // kernel moe_gate_up, moe_gate_up_tiled: silu(gate) * up of every chosen expert for the rows that chose it; weights of
 //   other experts are not read.
 // shapes: x [rows, k] bf16, weights [total_experts, 2 * inner, k] bf16 (gate rows, then up rows), hidden
@@ -129,9 +136,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
                 int k, long long x_stride) {
   gate_up<false>(x, weights, hidden, plan, total_experts, choices, inner, k, x_stride);
 }
-extern "C" __global__ void __launch_bounds__(256)
-    moe_gate_up_tiled(const bf16* x, const bf16* weights, bf16* hidden, int* plan, int total_experts, int choices,
-                      int inner, int k, long long x_stride) {
+extern "C" __global__ void GATE_UP_TILED_BOUNDS moe_gate_up_tiled(const bf16* x, const bf16* weights, bf16* hidden,
+                                                                  int* plan, int total_experts, int choices, int inner,
+                                                                  int k, long long x_stride) {
   gate_up<true>(x, weights, hidden, plan, total_experts, choices, inner, k, x_stride);
 }
 
