@@ -16,6 +16,12 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20,
 """Signature, version 3.1, mechanism, not a server, filler: 64 bytes."""
 MORE, LONG, COMMAND = 1, 2, 4
 """Flags of a frame; a LONG one has its size in 8 bytes, others in one."""
+MAX_COMMAND_BYTES: Final = 4096
+"""Of a command: READY has some properties, a heartbeat 16 bytes to send back."""
+MAX_COMMANDS: Final = 64
+"""Commands in a row, without a message between them."""
+MAX_MESSAGE_FRAMES: Final = 16384
+"""Frames of a message, those included that are only counted."""
 _LAST: Final = [bytes((0, size)) for size in range(256)]
 """The heads of short last frames, by size."""
 _LONG_HEAD: Final = struct.Struct(">BQ").pack
@@ -125,7 +131,8 @@ class FrameReader:
                 if end < start:
                     break
                 size = int.from_bytes(unread[at + 1 : start], "big")
-            if flags > (MORE | LONG | COMMAND) or size > self._max_frame_bytes:
+            most = MAX_COMMAND_BYTES if flags & COMMAND else self._max_frame_bytes
+            if flags > (MORE | LONG | COMMAND) or size > most:
                 raise BrokenStream(f"a frame of {size} bytes with flags {flags}")
             if end - start < size:
                 break
@@ -133,10 +140,14 @@ class FrameReader:
             body = bytes(unread[start:at])
             if flags & COMMAND:
                 self.commands.append(body)
+                if len(self.commands) > MAX_COMMANDS:
+                    raise BrokenStream(f"more than {MAX_COMMANDS} commands and no message")
                 continue
             if self._count < self._max_frames:
                 self._frames.append(body)
             self._count += 1
+            if self._count > MAX_MESSAGE_FRAMES:
+                raise BrokenStream(f"a message of more than {MAX_MESSAGE_FRAMES} frames")
             if not flags & MORE:
                 whole, self._frames = self._frames, []
                 self.count, self._count = self._count, 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import select
 import socket
 import time
@@ -26,6 +27,10 @@ BACKLOG: Final = 128
 """Connections that the system keeps until they are taken."""
 ACCEPTS: Final = 16
 """Connections taken in one turn, so that a flood of them does not keep a step waiting."""
+RESERVE: Final = 64
+"""Descriptors that peers leave to the rest of the process: libzmq, which serves the control socket,
+aborts it where it gets none."""
+WARN_S: Final = 60.0
 CHUNK_BYTES: Final = 1 << 18
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
@@ -51,6 +56,7 @@ class ZmtpRouter:
         self._ready: deque[Message] = deque()
         self._num_accepted = 0
         self._is_deaf = False  # no descriptor is left for another peer
+        self._silent_until = 0.0  # when to warn of that again
         self._chunk = bytearray(CHUNK_BYTES)
 
     def bind(self, endpoint: str) -> None:
@@ -104,15 +110,16 @@ class ZmtpRouter:
     def _accept(self) -> None:
         """Take connections that wait; those that are left are there in the next turn."""
         for _ in range(ACCEPTS):
+            if len(self._peers) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE:
+                self._wait(f"{len(self._peers)} are connected")
+                return
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log.warning("a client has to wait: %s", error.strerror)
-                    self._is_deaf = True
-                    self._epoll.modify(self._listener, 0)
+                    self._wait(str(error))
                 return
             sock.setblocking(False)
             self._num_accepted += 1
@@ -124,6 +131,15 @@ class ZmtpRouter:
             self._peers[name] = self._by_fd[sock.fileno()] = peer
             self._shaking[peer] = time.monotonic() + HANDSHAKE_S
             self._epoll.register(sock, IN)
+
+    def _wait(self, why: str) -> None:
+        """Take no connection until the next tick."""
+        self._is_deaf = True
+        self._epoll.modify(self._listener, 0)
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + WARN_S
+            log.warning("clients have to wait: %s", why)
 
     def _drop(self, peer: ZmtpPeer) -> None:
         """Let go of a peer."""
