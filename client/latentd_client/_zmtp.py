@@ -138,8 +138,7 @@ class ZmtpWire:
         except zmtp.BrokenStream:
             self._lose()
             return
-        commands, reader.commands = reader.commands, []
-        for body in commands:
+        for body in reader.take_commands():
             self._obey(body)
         if reader.num_frames > MAX_FRAMES and not self.is_lost:
             self._lose()

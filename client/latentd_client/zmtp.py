@@ -19,7 +19,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 MAX_COMMAND_BYTES: Final = 4096
 """Of a command: READY has some properties, a heartbeat 16 bytes to send back."""
 MAX_COMMANDS: Final = 64
-"""Commands in a row, without a message between them."""
+"""Commands that a reader holds until its owner takes them."""
 MAX_MESSAGE_FRAMES: Final = 16384
 """Frames of a message, those included that are only counted."""
 _LAST: Final = [bytes((0, size)) for size in range(256)]
@@ -85,12 +85,12 @@ def pong(body: bytes) -> bytes | None:
 
 
 class FrameReader:
-    """Puts messages together. `commands` collects the commands that came before the last message,
-    for the owner to take; `count` is the true number of frames of that message."""
+    """Puts messages together. Commands that come between are kept for the owner to take; `count` is
+    the true number of frames of the last message."""
 
     def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
         """Frames of a message beyond `max_frames` are counted and not kept."""
-        self.commands: list[bytes] = []
+        self._commands: list[bytes] = []
         self.count = 0
         self._max_frame_bytes = max_frame_bytes
         self._max_frames = max_frames
@@ -113,6 +113,13 @@ class FrameReader:
     def num_frames(self) -> int:
         """Frames of the message that is not whole yet."""
         return self._count
+
+    def take_commands(self) -> list[bytes]:
+        """The commands that have come since the last call."""
+        taken = self._commands
+        if taken:
+            self._commands = []
+        return taken
 
     def feed(self, data: memoryview) -> None:
         """Take bytes over."""
@@ -139,9 +146,9 @@ class FrameReader:
             self._at = at = start + size
             body = bytes(unread[start:at])
             if flags & COMMAND:
-                self.commands.append(body)
-                if len(self.commands) > MAX_COMMANDS:
-                    raise BrokenStream(f"more than {MAX_COMMANDS} commands and no message")
+                self._commands.append(body)
+                if len(self._commands) > MAX_COMMANDS:
+                    raise BrokenStream(f"more than {MAX_COMMANDS} commands at once")
                 continue
             if self._count < self._max_frames:
                 self._frames.append(body)

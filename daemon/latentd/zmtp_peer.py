@@ -78,10 +78,8 @@ class ZmtpPeer:
         except zmtp.BrokenStream:
             self.is_lost = True
             return None
-        if reader.commands:
-            commands, reader.commands = reader.commands, []
-            for body in commands:
-                self._obey(body)
+        for body in reader.take_commands():
+            self._obey(body)
         if message is not None and not self.is_open:
             self.is_lost = True  # it speaks before hands are shaken
             return None

@@ -71,6 +71,13 @@ def connect(
     return sock
 
 
+def greeted(path: Path, router: ZmtpRouter) -> tuple[socket.socket, bytes]:
+    """A connection by hand and the router's name for it."""
+    sock = shaken(path, router)
+    sock.sendall(frame(b"hello"))
+    return sock, await_message(router)[0]
+
+
 def num_descriptors() -> int:
     """How many this process holds."""
     return len(os.listdir("/proc/self/fd"))
@@ -235,9 +242,7 @@ def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) ->
 def test_a_peer_that_does_not_read_is_full_and_gets_all_in_order_later(
     path: Path, router: ZmtpRouter
 ) -> None:
-    sock = shaken(path, router)
-    sock.sendall(frame(b"hello"))
-    peer = await_message(router)[0]
+    sock, peer = greeted(path, router)
     bodies = [b"%06d" % i * 1000 for i in range(10_000)]
     sent = 0
     while router.try_send(peer, [bodies[sent]]) is Sent.YES:
@@ -259,9 +264,7 @@ def test_a_full_queue_is_also_one_of_many_bytes(
     path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp_peer, "QUEUED_BYTES", 1 << 20)
-    sock = shaken(path, router)
-    sock.sendall(frame(b"hello"))
-    peer = await_message(router)[0]
+    sock, peer = greeted(path, router)
     outcomes = [router.try_send(peer, [bytes(1 << 19)]) for _ in range(5)]
     assert outcomes[0] is Sent.YES
     assert outcomes[-1] is Sent.FULL
@@ -293,9 +296,7 @@ def test_a_send_finds_out_that_the_peer_has_gone(path: Path, router: ZmtpRouter)
 
 
 def test_what_is_queued_leaves_before_the_end(path: Path, router: ZmtpRouter) -> None:
-    sock = shaken(path, router)
-    sock.sendall(frame(b"hello"))
-    peer = await_message(router)[0]
+    sock, peer = greeted(path, router)
     assert router.try_send(peer, [bytes(2_000_000)]) is Sent.YES
     assert router._peers[peer].has_queue
     received = bytearray()
