@@ -5,7 +5,7 @@ Everything runs through hostile memory (see attention_case): NaN in every token 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from latentd_kernels.staging import StepRing
 if TYPE_CHECKING:
     from latentd_kernels.ops import Numerics
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_stream")]
 
 LENGTHS = (1, 63, 64, 0, 65, 127, 128, 129, 1000, 4097, 0, 16384, 65536)
 HOLES = [(7, 1), (8, 3), (9, 40), (9, 64)]
@@ -58,15 +58,6 @@ BOTH: list[Numerics] = ["f32", "landed"]
 @lru_cache(maxsize=1)
 def library() -> Library:
     return Library()
-
-
-@pytest.fixture(autouse=True)
-def own_stream() -> Iterator[None]:
-    """Kernels and torch share one stream that is not the legacy one."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        yield
-        torch.cuda.synchronize()
 
 
 def launches(case: Case, numerics: Numerics) -> AttentionLaunches:

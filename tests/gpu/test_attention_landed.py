@@ -6,7 +6,7 @@ in test_attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -27,19 +27,10 @@ from latentd_kernels.geometry import ROW_DIM, num_pages
 from latentd_kernels.staging import StepRing
 from launching import library
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_stream")]
 
 HEADS = (1, 5, 16, 20, 33, 48, 64, 80, 96, 128)
 LENGTHS = (1, 64, 65, 0, 1025, 4097, 300, 17000)
-
-
-@pytest.fixture(autouse=True)
-def own_stream() -> Iterator[None]:
-    """Kernels and torch share one stream that is not the legacy one."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        yield
-        torch.cuda.synchronize()
 
 
 def launches(case: Case) -> AttentionLaunches:

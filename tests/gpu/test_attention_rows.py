@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from latentd_kernels.ops import Rope
 from latentd_kernels.reference.attention import ReferenceAttention
 from latentd_kernels.staging import StepRing
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_stream")]
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -26,15 +25,6 @@ ROPES = [
     pytest.param(None, id="no rope"),
 ]
 POSITIONS = (0, 1, 63, 4095, 65_535, 163_839, 1_048_575, 7)
-
-
-@pytest.fixture(autouse=True)
-def own_stream() -> Iterator[None]:
-    """Kernels and torch share one stream that is not the legacy one."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        yield
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")
