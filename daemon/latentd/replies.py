@@ -147,10 +147,7 @@ class RowsTicket:
 
     def put_plain(self, index: int, result: packed.Result) -> None:
         """A row's results; the last row sends the reply."""
-        self._rows[index] = result
-        self._missing -= 1
-        if not self._missing:
-            self._send()
+        self._settle(index, result)
 
     def put(
         self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
@@ -163,16 +160,16 @@ class RowsTicket:
             self._raw.append(logits)
         if replayed:
             results = {**results, "replayed": True}
-        self._rows[index] = results
-        self._missing -= 1
-        if not self._missing:
-            self._send()
+        self._settle(index, results)
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """A row's refusal."""
         self._is_plain = False
         self._outbox.counters["refused_" + refusal.code] += 1
-        self._rows[index] = refusal_fields(refusal)
+        self._settle(index, refusal_fields(refusal))
+
+    def _settle(self, index: int, row: Header | packed.Result) -> None:
+        self._rows[index] = row
         self._missing -= 1
         if not self._missing:
             self._send()
