@@ -95,3 +95,14 @@ LATENTD_DEVICE float2 merge_parts(const float2* parts, int num, int stride) {
 }
 
 }  // namespace
+
+// The parameters of both passes' entry points, and the Args that they make.
+#define LATENTD_LANDED_PARAMS                                                                                          \
+  const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap front_map,                            \
+      const __grid_constant__ TensorMap back_map, const int *block_table, const int *slot_idx, const int *context_len, \
+      float *partial_o, float2 *partial_ml, int rows, int heads, int max_pages, int row_splits, float scale
+#define LATENTD_LANDED_ARGS                                                                                          \
+  Args {                                                                                                             \
+    {&query_map, &front_map, &back_map, block_table, max_pages}, slot_idx, context_len, partial_o, partial_ml, rows, \
+        heads, row_splits, scale                                                                                     \
+  }

@@ -242,14 +242,10 @@ LATENTD_DEVICE void attend_output(const Args& args) {
 
 }  // namespace
 
-#define LATENTD_LANDED_OUTPUT(tile, bytes)                                                                             \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) landed_output_##tile(                                      \
-      const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap front_map,                        \
-      const __grid_constant__ TensorMap back_map, const int* block_table, const int* slot_idx, const int* context_len, \
-      float* partial_o, float2* partial_ml, int rows, int heads, int max_pages, int row_splits, float scale) {         \
-    const Source source = {&query_map, &front_map, &back_map, block_table, max_pages};                                 \
-    attend_output<tile>({source, slot_idx, context_len, partial_o, partial_ml, rows, heads, row_splits, scale});       \
-  }                                                                                                                    \
+#define LATENTD_LANDED_OUTPUT(tile, bytes)                                                                \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) landed_output_##tile(LATENTD_LANDED_PARAMS) { \
+    attend_output<tile>(LATENTD_LANDED_ARGS);                                                             \
+  }                                                                                                       \
   static_assert(sizeof(Smem<tile>) == bytes, "attention_landed.py asks for these bytes");
 
 // kernel landed_output_16, landed_output_32, landed_output_48, landed_output_64: output of each chain of two splits, of

@@ -138,14 +138,10 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
 
 }  // namespace
 
-#define LATENTD_LANDED_SUMS(tile, bytes)                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) landed_sums_##tile(                                        \
-      const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap front_map,                        \
-      const __grid_constant__ TensorMap back_map, const int* block_table, const int* slot_idx, const int* context_len, \
-      float* partial_o, float2* partial_ml, int rows, int heads, int max_pages, int row_splits, float scale) {         \
-    const Source source = {&query_map, &front_map, &back_map, block_table, max_pages};                                 \
-    attend_sums<tile>({source, slot_idx, context_len, partial_o, partial_ml, rows, heads, row_splits, scale});         \
-  }                                                                                                                    \
+#define LATENTD_LANDED_SUMS(tile, bytes)                                                                \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) landed_sums_##tile(LATENTD_LANDED_PARAMS) { \
+    attend_sums<tile>(LATENTD_LANDED_ARGS);                                                             \
+  }                                                                                                     \
   static_assert(sizeof(Smem<tile>) == bytes, "attention_landed.py asks for these bytes");
 
 // kernel landed_sums_16, landed_sums_32, landed_sums_48, landed_sums_64, landed_sums_96, landed_sums_128: maximum and
