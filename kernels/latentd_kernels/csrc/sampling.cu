@@ -188,13 +188,7 @@ struct CtaRow {
       __syncthreads();
     }
     Cut result{prefix, prefix == cut.key ? cut.limit : vocab};
-    if (bin_mass > wanted) {  // some of the equal ones go
-      const auto tie = [&](float v, int id) -> uint64_t {
-        const uint32_t k = ordered_key(v);
-        return k == prefix && cut.keeps(k, id) ? mass(v, id) : 0;
-      };
-      result.limit = first_beyond(tie, [=](uint64_t) { return wanted - 1; }) + 1;
-    }
+    if (bin_mass > wanted) result.limit = limit_of_equals(*this, prefix, cut, mass, wanted);  // some of them go
     return result;
   }
 };

@@ -49,6 +49,17 @@ struct Found {
   uint64_t before, mass;
 };
 
+// The `limit` of a cut at `key`: of what `cut` keeps of the logits equal to it, the lowest ids whose masses reach
+// `wanted` stay. `row` is that of draw_token.
+template <class Row, class Mass>
+LATENTD_DEVICE int limit_of_equals(const Row& row, uint32_t key, const Cut& cut, const Mass& mass, uint64_t wanted) {
+  const auto equal = [&](float v, int id) -> uint64_t {
+    const uint32_t k = ordered_key(v);
+    return k == key && cut.keeps(k, id) ? mass(v, id) : 0;
+  };
+  return row.first_beyond(equal, [=](uint64_t) { return wanted - 1; }) + 1;
+}
+
 // Philox4x32-10 with counter (position, 0, 0, 0): the first two words, low word first.
 LATENTD_DEVICE uint64_t philox_bits(uint64_t seed, uint32_t position) {
   uint32_t c0 = position, c1 = 0, c2 = 0, c3 = 0;
