@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_FRAME_BYTES: Final = 1 << 30
+MAX_MESSAGE_BYTES: Final = 1 << 31
 MAX_FRAMES: Final = 4096
 """Of a message; a daemon's have 129 at most. What is beyond a limit ends the connection."""
 CHUNK_BYTES: Final = 1 << 18
@@ -46,7 +47,7 @@ class ZmtpWire:
 
     def _connect(self, timeout_s: float) -> None:
         self._is_busy = False
-        self._reader = zmtp.FrameReader(MAX_FRAME_BYTES, MAX_FRAMES)
+        self._reader = zmtp.FrameReader(MAX_FRAME_BYTES, MAX_FRAMES, MAX_MESSAGE_BYTES)
         self._ready: deque[list[bytes]] = deque()
         self._unsent = memoryview(b"")
         self._socket = handshake(self.endpoint, timeout_s)

@@ -22,6 +22,10 @@ MAX_COMMANDS: Final = 64
 """Commands that a reader holds until its owner takes them."""
 MAX_MESSAGE_FRAMES: Final = 16384
 """Frames of a message, those included that are only counted."""
+READ_BYTES: Final = 1 << 18
+"""Of a reader's buffer, after which what was read is taken out of it."""
+LARGE_BYTES: Final = 1 << 12
+"""From where on a view, which saves a copy of a frame, costs less than that."""
 _LAST: Final = [bytes((0, size)) for size in range(256)]
 """The heads of short last frames, by size."""
 _LONG_HEAD: Final = struct.Struct(">BQ").pack
@@ -49,6 +53,11 @@ def message(frames: Sequence[bytes | memoryview]) -> bytes:
 def command(name: bytes, data: bytes) -> bytes:
     """A command frame."""
     return frame(bytes((len(name),)) + name + data, COMMAND)
+
+
+def error(reason: str) -> bytes:
+    """The command that refuses a connection; the reason has at most 255 characters."""
+    return command(b"ERROR", bytes((len(reason),)) + reason.encode("ascii", "replace"))
 
 
 def ready(socket_type: bytes) -> bytes:
@@ -88,26 +97,38 @@ class FrameReader:
     """Puts messages together. Commands that come between are kept for the owner to take; `count` is
     the true number of frames of the last message."""
 
-    def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
+    def __init__(self, max_frame_bytes: int, max_frames: int, max_message_bytes: int) -> None:
         """Frames of a message beyond `max_frames` are counted and not kept."""
         self._commands: list[bytes] = []
         self.count = 0
         self._max_frame_bytes = max_frame_bytes
         self._max_frames = max_frames
+        self._max_message_bytes = max_message_bytes
         self._unread = bytearray()
         self._at = 0  # what is before it is read
         self._frames: list[bytes] = []
-        self._count = 0
+        self._count = self._bytes = 0  # of the message that is not whole
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing of a message has arrived."""
-        return len(self._unread) == self._at and not self._count
+        return not self._unread and not self._count
 
     @property
     def has_more(self) -> bool:
         """Whether another message may be whole already."""
         return len(self._unread) - self._at >= 2
+
+    @property
+    def unfinished(self) -> int:
+        """A measure of what has come of the message that is not whole: it grows with every byte,
+        and is 0 when there is none."""
+        return self._bytes + self._count + len(self._unread) - self._at
+
+    @property
+    def held_bytes(self) -> int:
+        """An upper bound of the bytes that are kept here."""
+        return self._bytes + len(self._unread)
 
     @property
     def num_frames(self) -> int:
@@ -123,15 +144,13 @@ class FrameReader:
 
     def feed(self, data: memoryview) -> None:
         """Take bytes over."""
-        if self._at:
-            del self._unread[: self._at]
-            self._at = 0
         self._unread += data
 
     def next(self) -> list[bytes] | None:
         """The next whole message, or None. Raises BrokenStream."""
         unread, at, end = self._unread, self._at, len(self._unread)
-        while end - at >= 2:
+        whole = None
+        while whole is None and end - at >= 2:
             flags, size, start = unread[at], unread[at + 1], at + 2
             if flags & LONG:
                 start = at + 9
@@ -141,10 +160,14 @@ class FrameReader:
             most = MAX_COMMAND_BYTES if flags & COMMAND else self._max_frame_bytes
             if flags > (MORE | LONG | COMMAND) or size > most:
                 raise BrokenStream(f"a frame of {size} bytes with flags {flags}")
+            if not flags & COMMAND and size > self._max_message_bytes - self._bytes:
+                raise BrokenStream(f"a message of more than {self._max_message_bytes} bytes")
             if end - start < size:
                 break
-            self._at = at = start + size
-            body = bytes(unread[start:at])
+            at = start + size
+            part = unread[start:at] if size < LARGE_BYTES else memoryview(unread)[start:at]
+            body = bytes(part)
+            del part  # a view keeps the buffer as it is
             if flags & COMMAND:
                 self._commands.append(body)
                 if len(self._commands) > MAX_COMMANDS:
@@ -153,10 +176,14 @@ class FrameReader:
             if self._count < self._max_frames:
                 self._frames.append(body)
             self._count += 1
+            self._bytes += size
             if self._count > MAX_MESSAGE_FRAMES:
                 raise BrokenStream(f"a message of more than {MAX_MESSAGE_FRAMES} frames")
             if not flags & MORE:
                 whole, self._frames = self._frames, []
-                self.count, self._count = self._count, 0
-                return whole
-        return None
+                self.count, self._count, self._bytes = self._count, 0, 0
+        if at == end or at > READ_BYTES:  # after each message, it would move what is behind it
+            del unread[:at]
+            at = 0
+        self._at = at
+        return whole

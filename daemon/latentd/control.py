@@ -10,20 +10,22 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import zmq
-
 from latentd.replies import Outbox
 from latentd.requests import is_version, read_id, refuse_op, refuse_version
-from latentd.zmq_router import ZmqRouter
 from latentd_client import fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latentd.routing import Router
     from latentd.sessions import Sessions
     from latentd_client.protocol import Header
 
+MAX_REQUEST_BYTES = 1 << 16
+"""Of a control request: its largest field is a session's token."""
+TICK_S = 1.0
+"""Between two looks at connections that do not go on."""
 STATS_WAIT_S = 0.25
 """How long to wait for fresh figures of a busy engine before the last ones are given."""
 
@@ -35,13 +37,13 @@ class ControlThread:
     thread call `publish` soon, `post_cancel` and `drain` act there too."""
 
     def __init__(
-        self, router: zmq.Socket[bytes], sessions: Sessions, ask_stats: Callable[[], None],
+        self, router: Router, sessions: Sessions, ask_stats: Callable[[], None],
         post_cancel: Callable[[str, int], None], drain: Callable[[float | None], None],
     ) -> None:  # fmt: skip
         self.state = "ready"
         self._router = router
         self._sessions = sessions
-        self._outbox = Outbox(ZmqRouter(router, 1))
+        self._outbox = Outbox(router)
         self._ask_stats = ask_stats
         self._post_cancel = post_cancel
         self._drain = drain
@@ -49,7 +51,9 @@ class ControlThread:
         self._stats: Header = {}
         self._stats_at = 0.0
         self._fresh = threading.Event()
+        self._is_stopping = False
         self._waker, self._wakee = socket.socketpair()
+        router.watch(self._wakee)
         self._thread = threading.Thread(target=self._run, name="latentd-control", daemon=True)
 
     def start(self) -> None:
@@ -65,31 +69,32 @@ class ControlThread:
     def stop(self) -> None:
         """End the thread; the socket is the caller's again."""
         if self._thread.is_alive():
+            self._is_stopping = True
             self._waker.send(b"x")
             self._thread.join()
         self._waker.close()
         self._wakee.close()
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wakee, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._wakee.fileno() in ready:
-                return
-            frames = self._router.recv_multipart(copy=False)
-            try:
-                self._answer(frames)
-            except Exception:  # the thread must live on
-                log.exception("a control request failed")
+        router, tick_at = self._router, 0.0
+        while not self._is_stopping:
+            if (message := router.receive()) is not None:
+                try:
+                    self._answer(*message)
+                except Exception:  # the thread must live on
+                    log.exception("a control request failed")
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + TICK_S
+                self._outbox.flush()
+                router.tick(now, frozenset)
+            if message is None:
+                router.sleep(int((tick_at - now) * 1000) + 1)
 
-    def _answer(self, frames: list[zmq.Frame]) -> None:
-        peer, request_id = frames[0].bytes, None
+    def _answer(self, peer: bytes, frames: list[bytes], num_frames: int) -> None:
+        request_id = None
         try:
-            if len(frames) < 2 or len(frames[1]) > protocol.MAX_HEADER_BYTES:
-                raise ProtocolError("a control request is one header")
-            header = protocol.decode_header(frames[1].bytes)
+            header = protocol.decode_header(frames[0])
             request_id = read_id(header)
             op = header.get("op")
             if type(op) is not str or op not in fields.CONTROL_OPS:
@@ -97,7 +102,7 @@ class ControlThread:
             if not is_version(header):
                 raise refuse_version(header)
             fields.check(fields.CONTROL_OPS[op], header, op)
-            results = self._serve(op, header, frames[1])
+            results = self._serve(op, header, peer)
             reply = {"v": protocol.VERSION, "id": request_id, "status": "ok", **results}
             self._outbox.send(peer, reply)
         except RequestRejected as refusal:
@@ -105,7 +110,7 @@ class ControlThread:
         except ProtocolError as error:
             self._outbox.refuse(peer, request_id, RequestRejected("invalid", str(error)))
 
-    def _serve(self, op: str, header: Header, frame: zmq.Frame) -> Header:
+    def _serve(self, op: str, header: Header, peer: bytes) -> Header:
         sessions = self._sessions
         if op == "health":
             uptime_s = time.monotonic() - self._started
@@ -114,7 +119,7 @@ class ControlThread:
         if op == "stats":
             return {"stats": self._get_stats()}
         if op == "drain":
-            check_owner(_peer_address(frame))
+            check_owner(self._router.user(peer))
             self._drain(header.get("drain_s"))
             return {}
         if header.get("session") is None:
@@ -134,18 +139,8 @@ class ControlThread:
         return {**self._stats, "age_s": time.monotonic() - self._stats_at}
 
 
-def _peer_address(frame: zmq.Frame) -> str:
-    try:
-        return str(frame.get("Peer-Address"))
-    except zmq.ZMQError:
-        return ""
-
-
-def check_owner(address: str) -> None:
-    """Let only root and the daemon's own user through. `address` is libzmq's Peer-Address:
-    localhost:uid:gid:pid on ipc; on tcp it says nothing of a user. Raises "denied"."""
-    fields = address.split(":")
-    is_ipc = len(fields) == 4 and fields[0] == "localhost" and fields[1].isdigit()
-    if not is_ipc or int(fields[1]) not in (0, os.getuid()):
-        who = f"user {fields[1]}" if is_ipc else "an unknown user"
+def check_owner(user: int | None) -> None:
+    """Let only root and the daemon's own user through. Raises "denied"."""
+    if user not in (0, os.getuid()):
+        who = "an unknown user" if user is None else f"user {user}"
         raise RequestRejected("denied", f"drain: {who} is neither root nor the daemon's own")

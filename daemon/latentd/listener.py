@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd.control import MAX_REQUEST_BYTES
 from latentd.endpoint import Binding
 from latentd.pulse import Pulse
 from latentd.zmq_router import ZmqRouter, make_router
@@ -31,14 +32,13 @@ class Listener:
         self._context = zmq.Context()
         self._bindings: list[Binding] = []
         self.pulse: Pulse | None = None
+        self._routers: list[Router] = []
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
-        is_ipv6 = options.endpoint.startswith("tcp://[")
-        self.control_router = make_router(self._context, options.max_frame_bytes, is_ipv6)
         try:
-            self.router: Router = self._bind(options, is_ipv6)
+            self.router = self._bind(options.endpoint, options.max_frame_bytes, options.max_frames)
             control = options.control_endpoint or protocol.control_endpoint(self.endpoint)
-            self._bindings.append(Binding(self.control_router, control))
+            self.control_router = self._bind(control, MAX_REQUEST_BYTES, 1)
             if options.spin_us and isinstance(self.router, ZmqRouter):
                 self.pulse = Pulse(self._context)
         except BaseException:
@@ -50,16 +50,17 @@ class Listener:
         self._spin_until = 0.0
         self._is_fresh = False  # a message was received since the last wait
 
-    def _bind(self, options: ServerOptions, is_ipv6: bool) -> Router:
-        """The bound data socket."""
-        if options.endpoint.startswith("ipc://"):
-            ours = self.router = ZmtpRouter(options.max_frame_bytes, options.max_frames)
-            self._bindings.append(Binding(ours, options.endpoint))
+    def _bind(self, endpoint: str, max_frame_bytes: int, max_frames: int) -> Router:
+        """A bound socket."""
+        if endpoint.startswith("ipc://"):
+            ours = ZmtpRouter(max_frame_bytes, max_frames)
+            self._routers.append(ours)
+            self._bindings.append(Binding(ours, endpoint))
             return ours
-        theirs = make_router(self._context, options.max_frame_bytes, is_ipv6)
-        self.router = ZmqRouter(theirs, options.max_frames)
-        self._bindings.append(Binding(theirs, options.endpoint))
-        return self.router
+        theirs = make_router(self._context, max_frame_bytes, endpoint.startswith("tcp://["))
+        self._routers.append(router := ZmqRouter(theirs, max_frames))
+        self._bindings.append(Binding(theirs, endpoint))
+        return router
 
     @property
     def endpoint(self) -> str:
@@ -112,8 +113,8 @@ class Listener:
 
     def close(self, linger_ms: int) -> None:
         """Close everything; what was sent has `linger_ms` to leave."""
-        self.router.close(linger_ms)
-        self.control_router.close(linger_ms)
+        for router in self._routers:
+            router.close(linger_ms)
         if self.pulse is not None:
             self.pulse.close()
         self._context.term()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 MAX_PARKED = 64
-"""Replies kept for a peer that does not read, beside the socket's own queue; more are dropped and
-counted (a repeated request gets its stored reply)."""
+"""Replies kept for a peer of libzmq that does not read, beside the socket's own queue; more are
+dropped and counted (a repeated request gets its stored reply)."""
 
 
 class Outbox:
@@ -29,6 +29,7 @@ class Outbox:
 
     def __init__(self, router: Router) -> None:
         self._send = router.try_send
+        self._has_room = router.has_room
         self._parked: dict[bytes, deque[Frames]] = {}
         self.counters: Counter[str] = Counter()
 
@@ -60,9 +61,9 @@ class Outbox:
             self.counters["peers_gone"] += 1
         return outcome
 
-    def is_waiting(self, peer: bytes) -> bool:
-        """Whether older replies to the peer are parked (later ones must queue up behind them)."""
-        return peer in self._parked
+    def has_room(self, peer: bytes) -> bool:
+        """Whether a stream may send to the peer; if not, it must wait behind older replies."""
+        return peer not in self._parked and self._has_room(peer)
 
     def flush(self) -> bool:
         """Try the parked replies again; whether one has gone."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from latentd.operations import SamplingParams
 from latentd.replies import Ticket
-from latentd.runs import OpenRun, StreamRun
+from latentd.runs import MAX_WAITERS, OpenRun, StreamRun
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
@@ -22,6 +22,7 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from latentd.runs import StepRun, Waiter
     from latentd.sessions import Session, SlotRecord, Stored
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
@@ -34,7 +35,7 @@ def open_slot(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Start a prompt, or find the open of the same key."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     prompt = _read_prompt(header["prompt"], raw)
     sampling = read_sampling(header)
     logits = bool(header.get("logits"))
@@ -47,7 +48,7 @@ def open_slot(
             text = f"open: key {key!r} was used with another prompt, sampling or logits"
             raise RequestRejected("invalid", f"{text}; take a new key for a new slot")
         if record.run is not None:
-            record.run.waiters.append((ticket, 0, True))
+            join(record.run, (ticket, 0, True))
         elif record.stored is not None:
             ticket.put(0, record.stored.results, record.stored.logits, True)
         return None
@@ -67,7 +68,7 @@ def stream(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Start a stream, or give the same one to a new reader from its first token on."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     record = session.record(header["slot"], header["epoch"])
     pos, max_steps, credit = header["pos"], header["max_steps"], header["credit"]
     stop = frozenset(header.get("stop") or ())
@@ -110,13 +111,26 @@ def _attach(work: Work, run: StreamRun, peer: bytes, request_id: int, credit: in
 
 
 def _replay(work: Work, session: Session, stored: Stored, peer: bytes, request_id: int) -> None:
-    """Send an ended stream again."""
+    """Send an ended stream again, and no more to a reader that has not got all of it yet."""
     old: StreamRun = stored.results["run"]
+    for other in [run for run in work.undelivered if run.record is old.record]:
+        del work.undelivered[other]
+        work.leave(other.session, other)
     run = StreamRun(
         session, old.record, old.request, old.pos, old.digest, peer, request_id, old.granted,
         old.tokens, old.logprobs, old.context_len, old.end, 0, len(old.tokens),
     )  # fmt: skip
     work.deliver(run)
+
+
+def join(run: OpenRun | StepRun, waiter: Waiter) -> None:
+    """Let a repeated request wait for the one in flight. Raises RequestRejected("busy")."""
+    if len(run.waiters) >= MAX_WAITERS:
+        raise RequestRejected(
+            "busy", f"{MAX_WAITERS} requests wait for this very operation already",
+            retry_after_s=RETRY_AFTER_S,
+        )  # fmt: skip
+    run.waiters.append(waiter)
 
 
 def check_idle(record: SlotRecord) -> None:

@@ -28,6 +28,7 @@ def hello(
         )
     work.check_launch(None)
     session = work.sessions.create(work.now)
+    session.peer = peer
     return {"session": session.token, **work.hello_fields()}
 
 
@@ -35,7 +36,7 @@ def resume(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Renew the lease and tell what the session has."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     slots = []
     for record in session.slots.values():
         if record.closed_at is None:
@@ -58,7 +59,7 @@ def ping(
 ) -> Header | None:
     """Answer; renew the lease of the session, if one is named."""
     if header.get("session") is not None:
-        work.sessions.renew(header["session"], work.now)
+        work.renew(header["session"], peer)
     return {}
 
 
@@ -66,7 +67,7 @@ def credit(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Let a stream go on; a stream that has ended needs none."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     run = session.running.get(header["stream"])
     if not isinstance(run, StreamRun) or run.end is not None:
         return {"known": False}
@@ -82,7 +83,7 @@ def cancel(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Stop an open or a stream; its own last reply still comes."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     return {"known": work.cancel(session, header["request"])}
 
 
@@ -90,7 +91,7 @@ def truncate(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Drop the tokens from a position on."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     record = session.record(header["slot"], header["epoch"])
     pos, to = header["pos"], header["to"]
     digest = ("truncate", to)
@@ -112,7 +113,7 @@ def close(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Free a slot, or with no slot named everything the session has, and the session."""
-    session = work.sessions.renew(header["session"], work.now)
+    session = work.renew(header["session"], peer)
     slot_id, epoch = header.get("slot"), header.get("epoch")
     if slot_id is None and epoch is None:
         work.end_session(session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.replies import RowsTicket, Ticket
-from latentd.requests_admit import check_idle, read_sampling
+from latentd.requests_admit import check_idle, join, read_sampling
 from latentd.runs import StepRun
 from latentd_client.errors import RequestRejected
 
@@ -59,7 +59,7 @@ class _Rows:
         self, work: Work, session: str, deadline_s: float | None, ticket: Ticket | RowsTicket
     ) -> None:
         self._work = work
-        self._session = work.sessions.renew(session, work.now)
+        self._session = work.renew(session, ticket.peer)
         self._deadline_s = deadline_s
         self._may_launch = not work.is_draining and (deadline_s is None or deadline_s > 0)
         self._ticket = ticket
@@ -76,7 +76,7 @@ class _Rows:
         digest = ("step", token, logits, sampling)
         run = record.running
         if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-            run.waiters.append((self._ticket, index, True))
+            join(run, (self._ticket, index, True))
             return
         try:
             if run is not None:

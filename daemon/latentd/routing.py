@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Container
 
 Frames: TypeAlias = "list[bytes | memoryview]"
 Message: TypeAlias = tuple[bytes, list[bytes], int]
@@ -14,7 +15,7 @@ Message: TypeAlias = tuple[bytes, list[bytes], int]
 kept)."""
 
 SEND_QUEUE = 128
-"""Replies that a peer's queue holds before its streams park."""
+"""Replies that wait for a peer before it is full."""
 
 
 class Sent(enum.Enum):
@@ -32,7 +33,14 @@ class Router(Protocol):
         """The next message that is there, or None."""
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
-        """Send a message, or nothing of it, without waiting."""
+        """Send a message, or nothing of it, without waiting. FULL is only for routers that cannot
+        keep a peer from asking more."""
+
+    def has_room(self, peer: bytes) -> bool:
+        """Whether a stream may send to a peer; replies need not ask."""
+
+    def user(self, peer: bytes) -> int | None:
+        """The id of the user on the other end, if that can be told."""
 
     def look(self) -> bool:
         """Whether `receive` may find something."""
@@ -43,8 +51,9 @@ class Router(Protocol):
     def sleep(self, timeout_ms: int) -> None:
         """Wait for something to happen."""
 
-    def tick(self, now: float) -> None:
-        """Look after what needs a look now and then; `now` is monotonic."""
+    def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
+        """Look after what needs a look now and then; `now` is monotonic. The peers of `in_use` do
+        not have to give way when there are too many."""
 
     def close(self, linger_ms: int) -> None:
         """Close it; what was sent has `linger_ms` to leave."""

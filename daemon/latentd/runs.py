@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Waiter: TypeAlias = "tuple[Ticket | RowsTicket, int, bool]"
 """A reply that waits for a row: its ticket, the row's index there, whether it is a repetition."""
 
+MAX_WAITERS = 16
+"""Requests that wait for one row: a client that repeats a request in flight waits for its last
+repetition only, and all of them are replies that the daemon will have to keep for it."""
 MAX_FRAME_TOKENS = 4096
 """Tokens in one frame of a stream (only a late or repeated reader gets that many at once)."""
 
@@ -73,7 +76,7 @@ class StreamRun:
     def deliver(self, outbox: Outbox) -> Sent:
         """Send what the reader has not got yet. FULL: try again later."""
         while self.sent < len(self.tokens) or self.end is not None:
-            if outbox.is_waiting(self.peer):
+            if not outbox.has_room(self.peer):
                 return Sent.FULL
             stop = min(len(self.tokens), self.sent + MAX_FRAME_TOKENS)
             outcome = outbox.try_send(self.peer, protocol.encode(self._frame(stop)))

@@ -185,7 +185,7 @@ class Server:
         self._tick_at = now + (TICK_S if work.runs or work.undelivered else IDLE_TICK_S)
         housekeeping.drop_late_opens(work)
         if self._listener is not None:
-            self._listener.router.tick(now)
+            self._listener.router.tick(now, work.sessions.peers)
         if now >= self._leases_at:
             self._leases_at = now + IDLE_TICK_S
             housekeeping.end_leases(work)

@@ -88,7 +88,8 @@ class OpenRecord:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One client. `expires_at` is moved by every message, and by `renew` from another thread."""
+    """One client. `expires_at` is moved by every message, and by `renew` from another thread;
+    `peer` sent its last message to the engine thread."""
 
     token: str
     expires_at: float
@@ -96,6 +97,7 @@ class Session:
     opens: dict[str, OpenRecord] = field(default_factory=dict)
     running: dict[int, Run] = field(default_factory=dict)  # opens and streams by request id
     is_gone: bool = False
+    peer: bytes = b""
 
     def record(self, slot_id: int, epoch: int) -> SlotRecord:
         """The session's slot. Raises RequestRejected("epoch_gone"), also for others' slots."""
@@ -156,6 +158,10 @@ class Sessions:
         raise RequestRejected(
             "lease_lost", "the session is unknown or has ended: say hello and open the slots again"
         )
+
+    def peers(self) -> set[bytes]:
+        """The connections that sessions use."""
+        return {session.peer for session in self._sessions.values()}
 
     def remove(self, session: Session) -> None:
         """Forget a session; its slots are the caller's to close."""

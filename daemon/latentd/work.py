@@ -53,6 +53,12 @@ class Work:
     is_draining: bool = False
     fault: str | None = None
 
+    def renew(self, token: str, peer: bytes) -> Session:
+        """The session of a token that came from a peer. Raises like `Sessions.renew`."""
+        session = self.sessions.renew(token, self.now)
+        session.peer = peer
+        return session
+
     def check_fault(self) -> None:
         """Raise RequestRejected when the device has failed."""
         if self.fault is not None:

@@ -1,4 +1,4 @@
-"""A `Router` over libzmq: for transports other than ipc, and for the control socket."""
+"""A `Router` over libzmq, for transports other than ipc."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import zmq
 from latentd.routing import SEND_QUEUE, Frames, Message, Sent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container
     from socket import socket as Wakee
 
 EVENTS, POLLIN, RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
@@ -91,7 +92,15 @@ class ZmqRouter:
         if self._wakee is not None and self._wakee.fileno() in ready:
             self._wakee.recv(4096)
 
-    def tick(self, now: float) -> None:
+    def has_room(self, peer: bytes) -> bool:
+        """See Router.has_room: `try_send` tells."""
+        return True
+
+    def user(self, peer: bytes) -> int | None:
+        """See Router.user: over tcp it cannot be told."""
+        return None
+
+    def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""
 
     def close(self, linger_ms: int) -> None:

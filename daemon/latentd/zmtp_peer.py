@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from latentd.routing import SEND_QUEUE
+from latentd.zmtp_greeter import Greeter
 from latentd_client import zmtp
 
 if TYPE_CHECKING:
-    import socket
-
     from latentd.routing import Frames
 
 QUEUED_BYTES: Final = 64 << 20
-"""Bytes that a peer's queue holds beside its newest message."""
+"""Bytes of replies with which a peer's queue is full, as with SEND_QUEUE of them."""
+STREAM_SHARE: Final = 2
+"""Streams fill one part in so many of a queue, so that they alone do not keep it full."""
 READY: Final = zmtp.ready(b"ROUTER")
-CLIENTS: Final = (b"DEALER", b"REQ", b"ROUTER")
-"""Kinds of sockets that may talk to a ROUTER."""
+_UCRED: Final = struct.Struct("iII")
+"""Process, user and group."""
 
 
 class ZmtpPeer:
-    """The daemon's end of a connection. `is_lost`: it broke, or said what it must not; whoever sees
-    that closes it. `is_busy` says that its next message may be there already."""
+    """The daemon's end of a connection. `is_lost`: it broke, or said what it must not (`fault`);
+    whoever sees that closes it. `is_busy` says that its next message may be there already,
+    `is_paused` that it is not read (the owner sets it, when `is_full`)."""
 
     def __init__(
-        self, socket: socket.socket, name: bytes, max_frame_bytes: int, max_frames: int
+        self, sock: socket.socket, name: bytes, reader: zmtp.FrameReader, came_at: float
     ) -> None:
         """Say hello on a fresh connection."""
         self.name = name
-        self.socket = socket
-        self.is_open = False  # hands were shaken
+        self.socket = sock
+        self.came_at = came_at
+        self.mask = 0  # what the owner waits for
         self.is_lost = False
         self.is_busy = False
-        self._greeting: bytearray | None = bytearray()  # what came of it; None when it is whole
-        self._reader = zmtp.FrameReader(max_frame_bytes, max_frames)
+        self.is_paused = False
+        self.was_plain = False  # the last read was one whole message and nothing else
+        self.fault = ""
+        self._greeter: Greeter | None = Greeter()  # until hands were shaken
+        self._reader = reader
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
         self._send(zmtp.GREETING)
@@ -45,12 +53,42 @@ class ZmtpPeer:
         return bool(self._queue)
 
     @property
+    def is_full(self) -> bool:
+        """Whether so many replies wait that nothing more should be asked."""
+        return len(self._queue) >= SEND_QUEUE or self._queued_bytes >= QUEUED_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a stream may go on."""
+        return (
+            len(self._queue) < SEND_QUEUE // STREAM_SHARE
+            and self._queued_bytes < QUEUED_BYTES // STREAM_SHARE
+        )
+
+    @property
+    def user(self) -> int:
+        """The id of the peer's user, when it connected (unix(7), SO_PEERCRED)."""
+        data = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(data)[1])
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer."""
+        return self._reader.held_bytes + self._queued_bytes
+
+    @property
+    def unfinished(self) -> int:
+        """See FrameReader.unfinished; a handshake does not grow: it has its time as a whole."""
+        return self._reader.unfinished if self._greeter is None else 1
+
+    @property
     def count(self) -> int:
         """The true number of frames of the last message."""
         return self._reader.count
 
     def read(self, chunk: bytearray) -> list[bytes] | None:
         """Take what has arrived, at most a chunk, and return the next message."""
+        self.was_plain = False
         try:
             size = self.socket.recv_into(chunk)
         except BlockingIOError:
@@ -61,17 +99,19 @@ class ZmtpPeer:
             self.is_lost = True
             return None
         reader = self._reader
-        if self.is_open and chunk[0] == 0 and size == chunk[1] + 2 and reader.is_empty:
+        if chunk[0] == 0 and size == chunk[1] + 2 and reader.is_empty and self._greeter is None:
             reader.count = 1
+            self.was_plain = True
             return [bytes(chunk[2:size])]  # nearly always
         data = memoryview(chunk)[:size]
-        if self._greeting is not None:
-            data = self._greet(self._greeting, data)
+        if self._greeter is not None:
+            data = self._greet(self._greeter, data)
         reader.feed(data)
         return self.next()
 
     def next(self) -> list[bytes] | None:
         """The next message of what was read before."""
+        self.was_plain = False
         reader = self._reader
         try:
             message = None if self.is_lost else reader.next()
@@ -80,50 +120,42 @@ class ZmtpPeer:
             return None
         for body in reader.take_commands():
             self._obey(body)
-        if message is not None and not self.is_open:
-            self.is_lost = True  # it speaks before hands are shaken
-            return None
         self.is_busy = message is not None and reader.has_more
         return message
 
-    def _greet(self, greeting: bytearray, data: memoryview) -> memoryview:
-        """Take the greeting out of what has arrived; what is left of it."""
-        missing = len(zmtp.GREETING) - len(greeting)
-        greeting += data[:missing]
-        if greeting[0] != zmtp.GREETING[0]:
-            self.is_lost = True
-        elif len(greeting) == len(zmtp.GREETING):
-            self._greeting = None
-            self.is_lost = bool(zmtp.greeting_fault(greeting))
+    def _greet(self, greeter: Greeter, data: memoryview) -> memoryview:
+        """Go on with the handshake; what is left behind it."""
+        was_greeted = greeter.is_greeted
+        data = greeter.feed(data)
+        if greeter.is_greeted and not was_greeted:
             self._send(READY)  # also to one that will be dropped: it does no harm
-        return data[missing:]
+        if greeter.is_done:
+            self._greeter = None
+        elif greeter.fault:
+            self.fault = greeter.fault
+            self.is_lost = True
+            if greeter.is_greeted:
+                self._send(zmtp.error(f"{greeter.fault}; use a DEALER"))
+        return data
 
     def _obey(self, body: bytes) -> None:
-        """A heartbeat wants its answer, READY opens the connection; nothing else concerns us."""
-        if not self.is_open:
-            self.is_open = zmtp.socket_type(body) in CLIENTS
-            self.is_lost |= not self.is_open
-        elif body[:6] == b"\x05ERROR":
+        """A heartbeat wants its answer; nothing else concerns us."""
+        if body[:6] == b"\x05ERROR":
             self.is_lost = True
-        elif (answer := zmtp.pong(body)) and len(self._queue) < SEND_QUEUE:
+        elif answer := zmtp.pong(body):
             self._send(answer)
 
     def send(self, frames: Frames) -> bool:
-        """Send a message, or queue what does not fit; False when the queue is full."""
-        if self._queue and (
-            len(self._queue) >= SEND_QUEUE or self._queued_bytes >= QUEUED_BYTES
-        ):  # fmt: skip
-            return False
-        self._send(zmtp.message(frames))
-        return True
+        """Send a message, or queue what does not fit; whether all has left."""
+        return self._send(zmtp.message(frames))
 
-    def _send(self, data: bytes) -> None:
-        sent = 0
-        if not self._queue:
-            sent = self._write(data)
-        if sent < len(data):
-            self._queue.append(memoryview(data)[sent:])
-            self._queued_bytes += len(data) - sent
+    def _send(self, data: bytes) -> bool:
+        sent = 0 if self._queue else self._write(data)
+        if sent == len(data):
+            return True
+        self._queue.append(memoryview(data)[sent:])
+        self._queued_bytes += len(data) - sent
+        return False
 
     def _write(self, data: bytes | memoryview) -> int:
         """How many bytes the system took."""

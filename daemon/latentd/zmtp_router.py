@@ -2,68 +2,63 @@
 
 libzmq hands every message to a thread of its own and back, which costs a step two wake-ups. This
 one reads and writes the peers' sockets itself; DEALERs of libzmq notice no difference.
+
+Whoever connects costs the daemon little, whatever it sends, and costs others nothing: a handshake
+has 30 s and 4 KiB, a message a size (`FrameReader`) and 30 s for its next byte, all peers share one
+budget of bytes (`Holdings`), a peer whose queue of replies is full is not read until it takes them
+(`_settle`), and when descriptors run short those give way who have no session (`_make_room`).
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import resource
 import select
-import socket
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from latentd.rarely import Rarely
 from latentd.routing import Message, Sent
+from latentd.zmtp_door import ACCEPTS, Door
+from latentd.zmtp_holdings import PROGRESS_S, Holdings
 from latentd.zmtp_peer import ZmtpPeer
+from latentd_client import protocol, zmtp
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Container
+
     from latentd.routing import Frames
 
-HANDSHAKE_S: Final = 30.0
-"""What a connection has to shake hands; libzmq gives the same."""
-BACKLOG: Final = 128
-"""Connections that the system keeps until they are taken."""
-ACCEPTS: Final = 16
-"""Connections taken in one turn, so that a flood of them does not keep a step waiting."""
-RESERVE: Final = 64
-"""Descriptors that peers leave to the rest of the process: libzmq, which serves the control socket,
-aborts it where it gets none."""
-WARN_S: Final = 60.0
-CHUNK_BYTES: Final = 1 << 18
-IN, OUT = select.EPOLLIN, select.EPOLLOUT
-
-log = logging.getLogger(__name__)
+CHUNK_BYTES: Final = 1 << 16
+"""Read of a peer in one turn: what a hundred others send at the same time is what one waits for."""
+IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
 class ZmtpRouter:
     """Many peers on one listening path. They are served in turn, a message each; a peer is read
-    again when all of its messages were taken."""
+    again when all of its messages were taken and there is room for its replies."""
 
     def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
-        self._limits = (max_frame_bytes, max_frames)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
+        """A message has at most one frame of `max_frame_bytes` beside its header."""
+        self._limits = max_frame_bytes, max_frames, max_frame_bytes + protocol.MAX_HEADER_BYTES
         self._epoll = select.epoll()
         self._poll = self._epoll.poll
+        self._door = Door(self._epoll)
         self._events: list[tuple[int, int]] = []  # seen by `look` and not dealt with
         self._wakee: socket.socket | None = None
-        self._peers: dict[bytes, ZmtpPeer] = {}
+        self._peers: dict[bytes, ZmtpPeer] = {}  # the oldest first
         self._by_fd: dict[int, ZmtpPeer] = {}
-        self._shaking: dict[ZmtpPeer, float] = {}  # until when they may
-        self._busy: list[ZmtpPeer] = []  # their next messages may be here
+        self._busy: dict[ZmtpPeer, None] = {}  # their next messages may be here
         self._ready: deque[Message] = deque()
         self._num_accepted = 0
-        self._is_deaf = False  # no descriptor is left for another peer
-        self._silent_until = 0.0  # when to warn of that again
+        self._holdings = Holdings()
+        self._excess, self._strangers = Rarely(), Rarely()
         self._chunk = bytearray(CHUNK_BYTES)
 
     def bind(self, endpoint: str) -> None:
         """Listen on an ipc endpoint. Raises OSError."""
-        self._listener.bind(endpoint.removeprefix("ipc://"))
-        self._listener.listen(BACKLOG)
-        self._epoll.register(self._listener, IN)
+        self._door.bind(endpoint.removeprefix("ipc://"))
 
     def receive(self) -> Message | None:
         """See Router.receive."""
@@ -73,9 +68,11 @@ class ZmtpRouter:
 
     def _gather(self) -> None:
         """One message of every peer that has one."""
-        busy, self._busy = self._busy, []
-        for peer in busy:
-            self._take(peer, peer.next())
+        if self._busy:
+            busy, self._busy = self._busy, {}
+            for peer in busy:
+                if not peer.is_paused:
+                    self._take(peer, peer.next())
         events, self._events = self._events or self._poll(0), []
         for fd, mask in events:
             if fd not in self._by_fd:
@@ -83,93 +80,94 @@ class ZmtpRouter:
                 continue
             peer = self._by_fd[fd]
             if mask & OUT:
-                self._flush(peer)
-            if mask & ~OUT and not peer.is_busy and not peer.is_lost:
+                peer.flush()
+                self._settle(peer)
+            if peer.is_paused:
+                if mask & GONE:
+                    self._drop(peer)
+            elif mask & ~OUT and not peer.is_busy and not peer.is_lost:
                 self._take(peer, peer.read(self._chunk))
 
     def _take(self, peer: ZmtpPeer, message: list[bytes] | None) -> None:
         """Note a peer's message, and what became of the peer."""
         if message is not None:
             self._ready.append((peer.name, message, peer.count))
+            if peer.was_plain:
+                return  # nearly always
+        self._settle(peer)
+
+    def _settle(self, peer: ZmtpPeer) -> None:
+        """Note what has become of a peer, after all but plain messages and replies that left."""
         if peer.is_lost:
             self._drop(peer)
             return
-        if peer.is_busy:
-            self._busy.append(peer)
-        if peer.has_queue:  # the answer to a heartbeat did not fit
-            self._epoll.modify(peer.socket, IN | OUT)
-        if self._shaking and peer.is_open:
-            self._shaking.pop(peer, None)
+        peer.is_paused = peer.is_full
+        if peer.is_busy and not peer.is_paused:
+            self._busy[peer] = None
+        mask = (0 if peer.is_paused else IN) | (OUT if peer.has_queue else 0)
+        if mask != peer.mask:
+            peer.mask = mask
+            self._epoll.modify(peer.socket, mask)
+        self._holdings.note(peer)
+        while largest := self._holdings.excess():
+            self._excess.warn(
+                "connections hold too much (unfinished messages, unread replies): "
+                "one with %d bytes is closed", largest.held_bytes,
+            )  # fmt: skip
+            self._drop(largest)
 
     def _other_event(self, fd: int) -> None:
-        if fd == self._listener.fileno():
-            self._accept()
+        if fd == self._door.fileno():
+            for sock in self._door.take(len(self._peers)):
+                self._welcome(sock)
         elif self._wakee is not None and fd == self._wakee.fileno():
             self._wakee.recv(4096)
 
-    def _accept(self) -> None:
-        """Take connections that wait; those that are left are there in the next turn."""
-        for _ in range(ACCEPTS):
-            if len(self._peers) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE:
-                self._wait(f"{len(self._peers)} are connected")
-                return
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._wait(str(error))
-                return
-            sock.setblocking(False)
-            self._num_accepted += 1
-            name = self._num_accepted.to_bytes(8, "big")  # never the same again
-            peer = ZmtpPeer(sock, name, *self._limits)
-            if peer.is_lost:  # it went before its turn came
-                peer.close()
-                continue
-            self._peers[name] = self._by_fd[sock.fileno()] = peer
-            self._shaking[peer] = time.monotonic() + HANDSHAKE_S
-            self._epoll.register(sock, IN)
-
-    def _wait(self, why: str) -> None:
-        """Take no connection until the next tick."""
-        self._is_deaf = True
-        self._epoll.modify(self._listener, 0)
-        now = time.monotonic()
-        if now >= self._silent_until:
-            self._silent_until = now + WARN_S
-            log.warning("clients have to wait: %s", why)
+    def _welcome(self, sock: socket.socket) -> None:
+        """Make a peer of a connection."""
+        self._num_accepted += 1
+        name = self._num_accepted.to_bytes(8, "big")  # never the same again
+        peer = ZmtpPeer(sock, name, zmtp.FrameReader(*self._limits), self._holdings.now)
+        if peer.is_lost:  # it went before its turn came
+            peer.close()
+            return
+        self._peers[name] = self._by_fd[sock.fileno()] = peer
+        self._holdings.note(peer)
+        peer.mask = IN
+        self._epoll.register(sock, IN)
 
     def _drop(self, peer: ZmtpPeer) -> None:
         """Let go of a peer."""
-        if self._peers.pop(peer.name, None) is not None:
-            del self._by_fd[peer.socket.fileno()]
-            self._shaking.pop(peer, None)
-            peer.is_lost = True
-            peer.close()  # which takes it out of epoll too
+        if self._peers.pop(peer.name, None) is None:
+            return
+        del self._by_fd[peer.socket.fileno()]
+        self._busy.pop(peer, None)
+        self._holdings.forget(peer)
+        peer.is_lost = True
+        if peer.fault:
+            self._strangers.warn("a connection was refused: the peer %s", peer.fault)
+        peer.close()  # which takes it out of epoll too
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
-        """See Router.try_send."""
+        """See Router.try_send. A reply is never refused: who has too many of them asks no more."""
         to = self._peers.get(peer)
         if to is None:
             return Sent.DEAD
-        had_queue = to.has_queue
         if not to.send(frames):
-            return Sent.FULL
-        if to.is_lost:
-            self._drop(to)
-            return Sent.DEAD
-        if to.has_queue and not had_queue:
-            self._epoll.modify(to.socket, IN | OUT)
+            self._settle(to)
+            if to.is_lost:
+                return Sent.DEAD
         return Sent.YES
 
-    def _flush(self, peer: ZmtpPeer) -> None:
-        peer.flush()
-        if peer.is_lost:
-            self._drop(peer)
-        elif not peer.has_queue:
-            self._epoll.modify(peer.socket, IN)
+    def has_room(self, peer: bytes) -> bool:
+        """See Router.has_room."""
+        to = self._peers.get(peer)
+        return to is None or to.has_room
+
+    def user(self, peer: bytes) -> int | None:
+        """See Router.user."""
+        to = self._peers.get(peer)
+        return None if to is None else to.user
 
     def look(self) -> bool:
         """See Router.look."""
@@ -187,13 +185,22 @@ class ZmtpRouter:
         if not self._events:
             self._events = self._poll(timeout_ms / 1000)
 
-    def tick(self, now: float) -> None:
-        """Let go of who does not shake hands; listen again after a want of descriptors."""
-        for peer in [peer for peer, until in self._shaking.items() if until < now]:
+    def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
+        """See Router.tick."""
+        for peer in self._holdings.tick(now):
             self._drop(peer)
-        if self._is_deaf:
-            self._is_deaf = False
-            self._epoll.modify(self._listener, IN)
+        if self._door.is_shut:
+            self._make_room(in_use())
+            self._door.open()
+
+    def _make_room(self, in_use: Container[bytes]) -> None:
+        """Close the oldest connections that no session uses and that had their time to begin one.
+        Nobody is closed for being idle as long as there is room: an idle peer costs a descriptor
+        and nothing else."""
+        before = self._holdings.now - PROGRESS_S
+        idle = (p for p in self._peers.values() if p.came_at < before and p.name not in in_use)
+        for peer in list(islice(idle, ACCEPTS)):
+            self._drop(peer)
 
     def close(self, linger_ms: int) -> None:
         """See Router.close."""
@@ -204,8 +211,9 @@ class ZmtpRouter:
                 break
             for fd, mask in self._poll(left_s):
                 if mask & OUT and fd in self._by_fd:
-                    self._flush(self._by_fd[fd])
+                    self._by_fd[fd].flush()
+                    self._settle(self._by_fd[fd])
         for peer in list(self._peers.values()):
             self._drop(peer)
-        self._listener.close()
+        self._door.close()
         self._epoll.close()

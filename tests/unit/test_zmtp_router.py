@@ -13,14 +13,25 @@ import pytest
 import zmq
 
 from fakes import FakeEngine
-from latentd import zmtp_peer, zmtp_router
-from latentd.routing import SEND_QUEUE, Message, Sent
+from latentd import zmtp_door
+from latentd.routing import Sent
+from latentd.zmtp_holdings import PROGRESS_S
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import Client, zmtp
 from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
 from serving import Peer, seat, serving
+from wire_peers import (
+    DEALER_READY,
+    await_message,
+    connect,
+    greeted,
+    is_closed,
+    num_descriptors,
+    pass_time,
+    run,
+    shaken,
+)
 
-DEALER_READY = ready(b"DEALER")
 MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
 
 
@@ -43,65 +54,6 @@ def dealer(path: Path) -> Iterator[zmq.Socket[bytes]]:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVTIMEO, 10_000)
         yield dealer
-
-
-def await_message(router: ZmtpRouter) -> Message:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if (received := router.receive()) is not None:
-            return received
-        router.sleep(100)
-    raise AssertionError("no message within 10 s")
-
-
-def run(router: ZmtpRouter, times: int = 20) -> list[Message]:
-    """Let the router deal with what has arrived; the messages among it."""
-    return [received for _ in range(times) if (received := router.receive()) is not None]
-
-
-def connect(
-    path: Path, router: ZmtpRouter, hello: bytes = GREETING + DEALER_READY
-) -> socket.socket:
-    """A connection by hand that has said `hello`."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(5)
-    sock.connect(str(path))
-    sock.sendall(hello)
-    run(router, 4)
-    return sock
-
-
-def greeted(path: Path, router: ZmtpRouter) -> tuple[socket.socket, bytes]:
-    """A connection by hand and the router's name for it."""
-    sock = shaken(path, router)
-    sock.sendall(frame(b"hello"))
-    return sock, await_message(router)[0]
-
-
-def num_descriptors() -> int:
-    """How many this process holds."""
-    return len(os.listdir("/proc/self/fd"))
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Whether the other end is closed, after whatever it has said."""
-    try:
-        while sock.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def shaken(path: Path, router: ZmtpRouter) -> socket.socket:
-    """A connection by hand that has read the router's side of the handshake too."""
-    sock = connect(path, router)
-    assert sock.recv(64, socket.MSG_WAITALL) == GREETING
-    expected = ready(b"ROUTER")
-    assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
-    return sock
 
 
 @pytest.mark.parametrize(
@@ -203,9 +155,9 @@ def test_who_does_not_shake_hands_in_time_is_let_go(path: Path, router: ZmtpRout
     silent, halfway, good = (
         connect(path, router, hello) for hello in (b"", GREETING, GREETING + DEALER_READY)
     )
-    router.tick(time.monotonic() + zmtp_router.HANDSHAKE_S / 2)
+    pass_time(router, int(PROGRESS_S / 2))
     assert len(router._peers) == 3
-    router.tick(time.monotonic() + zmtp_router.HANDSHAKE_S + 1)
+    pass_time(router, int(PROGRESS_S / 2) + 1)
     assert [is_closed(sock) for sock in (silent, halfway)] == [True, True]
     good.sendall(frame(b"fine"))
     assert await_message(router)[1] == [b"fine"]
@@ -237,38 +189,6 @@ def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) ->
     assert [b"o"] in [frames for _, frames, _ in run(router, 3)]
     flood.close()
     other.close()
-
-
-def test_a_peer_that_does_not_read_is_full_and_gets_all_in_order_later(
-    path: Path, router: ZmtpRouter
-) -> None:
-    sock, peer = greeted(path, router)
-    bodies = [b"%06d" % i * 1000 for i in range(10_000)]
-    sent = 0
-    while router.try_send(peer, [bodies[sent]]) is Sent.YES:
-        sent += 1
-    assert SEND_QUEUE <= sent < 10_000
-    assert router.try_send(peer, [b"x"]) is Sent.FULL
-    expected = b"".join(message([body]) for body in bodies[:sent])
-    received = bytearray()
-    while len(received) < len(expected):
-        received += sock.recv(1 << 20)
-        router.receive()
-    assert received == expected
-    assert router.try_send(peer, [b"x"]) is Sent.YES
-    assert not router._peers[peer].has_queue
-    sock.close()
-
-
-def test_a_full_queue_is_also_one_of_many_bytes(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmtp_peer, "QUEUED_BYTES", 1 << 20)
-    sock, peer = greeted(path, router)
-    outcomes = [router.try_send(peer, [bytes(1 << 19)]) for _ in range(5)]
-    assert outcomes[0] is Sent.YES
-    assert outcomes[-1] is Sent.FULL
-    sock.close()
 
 
 def test_a_peer_that_has_gone_is_dead_and_its_last_words_are_read(
@@ -327,12 +247,12 @@ def test_a_flood_of_connections_does_not_keep_a_step_waiting(
     path: Path, router: ZmtpRouter
 ) -> None:
     peer = shaken(path, router)
-    crowd = [socket.socket(socket.AF_UNIX) for _ in range(zmtp_router.BACKLOG)]
+    crowd = [socket.socket(socket.AF_UNIX) for _ in range(zmtp_door.BACKLOG)]
     for sock in crowd:
         sock.connect(str(path))
     before = num_descriptors()
     router.receive()
-    assert num_descriptors() - before <= zmtp_router.ACCEPTS
+    assert num_descriptors() - before <= zmtp_door.ACCEPTS
     peer.sendall(frame(b"step"))
     assert [frames for _, frames, _ in run(router, 2)] == [[b"step"]]
     for sock in crowd:  # who came later is served all the same
@@ -347,7 +267,7 @@ def test_peers_leave_descriptors_to_the_control_socket(
     path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    monkeypatch.setattr(zmtp_router, "RESERVE", limit - 2)  # two may come
+    monkeypatch.setattr(zmtp_door, "RESERVE", limit - 2 * zmtp_door.SHARE)  # two may come
     first, second = shaken(path, router), shaken(path, router)
     third = connect(path, router)
     third.settimeout(0.1)
@@ -356,7 +276,7 @@ def test_peers_leave_descriptors_to_the_control_socket(
     assert not router.look()  # it does not spin on the one that waits
     first.close()
     run(router)
-    router.tick(time.monotonic())
+    pass_time(router, 0)
     run(router)
     assert third.recv(64, socket.MSG_WAITALL) == GREETING
     for sock in (second, third):
@@ -399,7 +319,7 @@ def test_without_descriptors_a_client_waits_and_the_others_are_served(
     assert not router.look()  # it does not spin on the one that waits
     good.sendall(frame(b"fine"))
     assert await_message(router)[1] == [b"fine"]
-    router.tick(time.monotonic())
+    pass_time(router, 0)
     run(router, 2)
     assert waits.recv(64, socket.MSG_WAITALL) == GREETING
     good.close()

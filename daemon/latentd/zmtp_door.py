@@ -1,0 +1,76 @@
+"""Where peers come in: the listening socket, and how many of them a process can have."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import select
+import socket
+from typing import TYPE_CHECKING, Final
+
+from latentd.rarely import Rarely
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BACKLOG: Final = 128
+"""Connections that the system keeps until they are taken."""
+ACCEPTS: Final = 16
+"""Connections taken in one turn, so that a flood of them does not keep a step waiting."""
+RESERVE: Final = 64
+"""Descriptors that peers leave to the rest of the process."""
+SHARE: Final = 2
+"""The data and the control socket may have one part each of the others: a client has both."""
+
+
+class Door:
+    """A listening socket in an epoll. It shuts when there is no descriptor for another peer."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._crowd = Rarely()
+        self.is_shut = False
+
+    def bind(self, path: str) -> None:
+        """Listen. Raises OSError."""
+        self._socket.bind(path)
+        self._socket.listen(BACKLOG)
+        self._epoll.register(self._socket, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The listening socket's descriptor."""
+        return self._socket.fileno()
+
+    def take(self, num_peers: int) -> Iterator[socket.socket]:
+        """Connections that wait, not blocking; those that are left are there in the next turn."""
+        most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE) // SHARE
+        for num_taken in range(ACCEPTS):
+            if num_peers + num_taken >= most:
+                self._shut(f"{most} are connected, as many as the limit of open files allows")
+                return
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._shut(str(error))
+                return
+            sock.setblocking(False)
+            yield sock
+
+    def _shut(self, why: str) -> None:
+        self.is_shut = True
+        self._epoll.modify(self._socket, 0)
+        self._crowd.warn("clients have to wait: %s", why)
+
+    def open(self) -> None:
+        """Take connections again."""
+        self.is_shut = False
+        self._epoll.modify(self._socket, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close the listening socket."""
+        self._socket.close()
