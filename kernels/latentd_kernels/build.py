@@ -70,8 +70,10 @@ def build(
     sources: Path | None = None,
     jobs: int = 2,
     report: Report = lambda line: None,
+    line_info: bool = False,
 ) -> list[Path]:
-    """Bring the cubins of `archs` up to date and return all their files, manifests included.
+    """Bring the cubins of `archs` up to date and return all their files, manifests included; with
+    `line_info` for tools that name source lines.
 
     Images whose inputs and compiler are unchanged are kept. Raises BuildError when anything does
     not compile; what did compile is kept for the next build, but such a set is never loaded.
@@ -82,6 +84,7 @@ def build(
             "there is no nvcc on the PATH and no compiler wheel: install CUDA 13 or "
             f"`pip install {' '.join(COMPILER_WHEELS)}`, or set LATENTD_CUBINS=none"
         )
+    compiler = compiler.with_line_info() if line_info else compiler
     cubin_dir, sources = cubin_dir or manifest.CUBIN_DIR, sources or manifest.SOURCES
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         targets = [Target(arch, cubin_dir / arch, sources, compiler) for arch in archs]
@@ -139,6 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--if-needed", action="store_true", help="compile only architectures that do not verify"
     )
     parser.add_argument(
+        "--line-info",
+        type=Path,
+        metavar="DIR",
+        help="compile into DIR, not into the package, with the source lines that racecheck names",
+    )
+    parser.add_argument(
         "--wheels",
         action="store_true",
         help="print the compiler wheels to install, nothing when an nvcc is there",
@@ -151,23 +160,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         archs = [native_arch() if name == "native" else name for name in options.arch]
         archs = list(select(",".join(archs)))
         if options.check or options.if_needed:
-            failures = _failures(archs)
+            failures = _failures(archs, options.line_info or manifest.CUBIN_DIR)
             if options.check:
                 print(*failures.values() or ["the cubins are current"], sep="\n")
                 return 1 if failures else 0
             archs = list(failures)
-        build(archs, jobs=options.jobs, report=print)
+        is_apart = options.line_info is not None
+        build(archs, options.line_info, jobs=options.jobs, report=print, line_info=is_apart)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _failures(archs: Sequence[str]) -> dict[str, str]:
+def _failures(archs: Sequence[str], cubin_dir: Path) -> dict[str, str]:
     failures = {}
     for arch in archs:
         try:
-            manifest.load(manifest.CUBIN_DIR, arch)
+            manifest.load(cubin_dir, arch)
         except ManifestError as error:
             failures[arch] = str(error)
     return failures

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from latentd_kernels.manifest import Kernel
 
 FLAGS: Final = ("-O3", "-std=c++17", "-Xptxas", "-v")
+LINE_INFO: Final = "-lineinfo"
 COMPILER_WHEELS: Final = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -31,10 +32,15 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """An nvcc, and the release that it states."""
+    """An nvcc, the release that it states, and how it is called."""
 
     path: Path
     release: str
+    flags: tuple[str, ...] = FLAGS
+
+    def with_line_info(self) -> Compiler:
+        """The same machine code, with the source line of each instruction beside it."""
+        return replace(self, release=f"{self.release} {LINE_INFO}", flags=(*self.flags, LINE_INFO))
 
     def compile(self, source: Path, arch: str, image: str) -> tuple[bytes, dict[str, Kernel]]:
         """Compile a source for one architecture; the image and its entry points.
@@ -45,7 +51,7 @@ class Compiler:
         is_ptx = arch.startswith("compute_")
         with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
             out = Path(folder) / image
-            command = [str(self.path), *FLAGS, f"-arch={arch}", "-ptx" if is_ptx else "-cubin"]
+            command = [str(self.path), *self.flags, f"-arch={arch}", "-ptx" if is_ptx else "-cubin"]
             command += ["-o", str(out), str(source)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -114,6 +114,20 @@ def test_another_compiler_release_compiles_everything_again(
     assert len(compiled(sources)) == 2
 
 
+def test_cubins_with_line_information_lie_apart_and_are_kept_as_well(
+    sources: Path, tmp_path: Path
+) -> None:
+    build.build(["sm_90a"], tmp_path / "cubin", sources)
+    compiled(sources)
+    for expected in (["sm_90a add.cu -lineinfo", "sm_90a scale.cu -lineinfo"], []):
+        build.build(["sm_90a"], tmp_path / "lines", sources, line_info=True)
+        assert compiled(sources) == expected
+    build.build(["sm_90a"], tmp_path / "cubin", sources)
+    assert compiled(sources) == []
+    build.build(["sm_90a"], tmp_path / "lines", sources)  # as for a package
+    assert compiled(sources) == ["sm_90a add.cu", "sm_90a scale.cu"]
+
+
 def test_an_altered_image_is_compiled_again(sources: Path, tmp_path: Path) -> None:
     build.build(["sm_90a"], tmp_path / "cubin", sources)
     compiled(sources)
