@@ -114,7 +114,7 @@ def test_stage_plans_a_chunk_as_the_plan_in_python(heads: int, rows: int) -> Non
         assert torch.equal(ours, theirs)
 
 
-CHUNKS = [(100, 100), (512, 512), (700, 130), (4161, 512), (64, 64), (65, 9), (9000, 40)]
+CHUNKS = [(100, 100), (512, 512), (700, 130), (4161, 512), (64, 64), (65, 33), (65, 9), (9000, 40)]
 """Tokens, and how many of them are the chunk's rows."""
 
 
