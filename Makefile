@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | gpu-memcheck | gpu-bench | cubins | wheel | inventory | lint | format
+# make demo | test | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -25,7 +25,7 @@ SETUP_TEST := $(VENV)/.test
 SETUP_COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: demo test gpu-test gpu-memcheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
+.PHONY: demo test gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
 
 demo: $(SETUP_DAEMON) native-cubins
 	$(PY) -m latentd demo
@@ -43,6 +43,11 @@ gpu-test: $(SETUP_TEST) native-cubins
 gpu-memcheck: $(SETUP_TEST) native-cubins
 	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
 	  $(PY) -m pytest -m gpu $(KERNEL_TESTS) -k "not ($(MEMCHECK_SKIP))"
+
+# Small cases of every kernel of sm_90a, in cubins of their own that know their source lines.
+gpu-racecheck: $(SETUP_TEST) $(SETUP_COMPILER)
+	$(PY) -m latentd_kernels.build --arch sm_90a --line-info build/racecheck --jobs $(JOBS)
+	$(PY) tests/racecheck.py
 
 gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) -m latentd bench attention --parts
