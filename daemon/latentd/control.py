@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from latentd.sessions import Sessions
     from latentd_client.protocol import Header
 
-MAX_REQUEST_BYTES = 1 << 16
+MAX_REQUEST_BYTES = 1 << 12
 """Of a control request: its largest field is a session's token."""
+BURST_S, REST_S = 0.001, 0.004
+"""How long the thread works without a pause, and then rests: it shares the interpreter with the
+engine, which a flood of requests would slow down."""
 TICK_S = 1.0
 """Between two looks at connections that do not go on."""
 STATS_WAIT_S = 0.25
@@ -76,7 +79,7 @@ class ControlThread:
         self._wakee.close()
 
     def _run(self) -> None:
-        router, tick_at = self._router, 0.0
+        router, tick_at, rested_at = self._router, 0.0, 0.0
         while not self._is_stopping:
             if (message := router.receive()) is not None:
                 try:
@@ -90,6 +93,11 @@ class ControlThread:
                 router.tick(now, frozenset)
             if message is None:
                 router.sleep(int((tick_at - now) * 1000) + 1)
+                if time.monotonic() - now > REST_S:
+                    rested_at = time.monotonic()
+            if now - rested_at > BURST_S:
+                time.sleep(REST_S)
+                rested_at = time.monotonic()
 
     def _answer(self, peer: bytes, frames: list[bytes], num_frames: int) -> None:
         request_id = None

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from latentd.routing import Frames
 
 CHUNK_BYTES: Final = 1 << 16
-"""Read of a peer in one turn: what a hundred others send at the same time is what one waits for."""
+"""Read of a peer in one turn, and no more than a frame: what a hundred others send at the same time
+is what one waits for."""
 IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -54,7 +55,7 @@ class ZmtpRouter:
         self._num_accepted = 0
         self._holdings = Holdings()
         self._excess, self._strangers = Rarely(), Rarely()
-        self._chunk = bytearray(CHUNK_BYTES)
+        self._chunk = bytearray(min(CHUNK_BYTES, max_frame_bytes))
 
     def bind(self, endpoint: str) -> None:
         """Listen on an ipc endpoint. Raises OSError."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -442,7 +443,7 @@ def test_the_control_socket_has_the_same_limits(endpoint: str) -> None:
             b"GET / HTTP/1.1\r\n\r\n",
             GREETING + ready(b"REQ"),
             GREETING + DEALER_READY + long_frame(1 << 20),
-            GREETING + DEALER_READY + frame(bytes(60_000), MORE) * 20,
+            GREETING + DEALER_READY + frame(bytes(4000), MORE) * 400,
             GREETING + DEALER_READY + frame(b"", MORE) * (zmtp.MAX_MESSAGE_FRAMES + 1),
         ):
             with socket.socket(socket.AF_UNIX) as sock:
@@ -454,6 +455,19 @@ def test_the_control_socket_has_the_same_limits(endpoint: str) -> None:
                     continue
                 assert is_closed(sock)
         assert client.health()["state"] == "ready"
+
+
+def test_a_flood_of_control_requests_is_answered_with_rests_for_the_engine(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=rests.append)
+    monkeypatch.setattr(control, "time", clock)
+    with serving(endpoint) as running, Peer(running.server.control_endpoint) as peer:
+        for _ in range(500):
+            peer.send("health")
+        assert {peer.receive()[0]["state"] for _ in range(500)} == {"ready"}
+    assert rests.count(control.REST_S) == len(rests) > 3
 
 
 def test_a_session_protects_the_connection_that_it_came_through_last(endpoint: str) -> None:
