@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 
 import attention_case
-from latentd_kernels import attention_workspace, work_plan
+from latentd_kernels import attention_workspace, head_tiles, work_plan
 from latentd_kernels.cuda_ops import CudaOps
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
@@ -69,7 +69,7 @@ def attention(
     numerics: Numerics = "f32",
     widths: tuple[int, int] = (128, 128),
     chunk: int = 0,
-    min_chains: int = work_plan.MIN_CHAINS,
+    min_chains: int = head_tiles.MIN_CHAINS,
 ) -> Callable[[Card], None]:
     """absorb, attend and expand of these rows, or of a chunk of the one row's last tokens."""
 
@@ -81,7 +81,7 @@ def attention(
         slots = case.inputs.slot_idx[: case.rows].tolist()
         tokens = [len(content) for content in case.contents]
         with (
-            patch.object(work_plan, "MIN_CHAINS", min_chains),
+            patch.object(head_tiles, "MIN_CHAINS", min_chains),
             patch.object(attention_workspace, "has_hopper_kernels", lambda _: has_hopper),
         ):
             work_plan.fill_plan(case.inputs, tokens, slots, heads, ops.num_ctas, chunk=case.chunk)
@@ -230,6 +230,9 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "attend 16 heads, 3 rows": attention(16, (65, 1, 129)),
     "attend 16 heads, 9 rows": attention(16, (1,) * 8 + (129,)),
     "attend 20 heads 192/256": attention(20, LENGTHS, widths=(192, 256)),
+    "attend 40 heads": attention(40, LENGTHS),
+    "attend 64 heads in tiles of 16": attention(64, (9,)),
+    "attend 64 heads in tiles of 32": attention(64, (129,)),
     "attend 96 heads": attention(96, (129,)),
     "attend 96 heads, 5 rows": attention(96, (1, 65, 1, 1, 1)),
     "attend 128 heads": attention(128, LENGTHS),

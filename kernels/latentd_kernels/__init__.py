@@ -4,5 +4,5 @@ from typing import Final
 
 __version__: Final = "0.1.0"
 
-ARITHMETIC_VERSION: Final = 6
+ARITHMETIC_VERSION: Final = 7
 """Raised whenever the bits of any kernel change; part of the fingerprint of a daemon."""

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from latentd_kernels.attention_maps import PAGE_PARTS, node_map, page_map, query_map
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
+from latentd_kernels.head_tiles import (
+    ANY_HEADS,
+    ANY_TILES,
+    WIDE_TILE,
+    most_heads,
+    num_shares,
+    share_ctas,
+)
 from latentd_kernels.launcher import Launcher
 from latentd_kernels.row_tiles import TILE_COLUMNS, chunk_heads, row_tile
 from latentd_kernels.tensor_maps import BOX_K
-from latentd_kernels.work_plan import WIDE_TILE, head_tile, num_shares, share_ctas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,19 +138,22 @@ class HopperAttention(Launcher):
         if first_row % MAX_CALL_ROWS:
             raise ValueError(f"first_row {first_row}: expected a multiple of {MAX_CALL_ROWS}")
         inputs, heads = self.inputs, q_abs.shape[1]
-        num_ctas, tile = self.num_ctas, head_tile(heads, rows)
+        num_ctas, tile = self.num_ctas, most_heads(heads)
         if tile >= WIDE_TILE:
             self._attend_wide(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
             return
         tile_rows = row_tile(heads, rows) if chunk else 1
         if tile_rows > 1:
             tile, row_heads = TILE_COLUMNS, chunk_heads(heads)
-            query = query_map(self.tensor_maps, q_abs, first_row, rows, row_heads, tile_rows)
+            queries = [query_map(self.tensor_maps, q_abs, first_row, rows, row_heads, tile_rows)]
             name = f"attend_chunk_{row_heads}"
+        elif heads >= ANY_HEADS:
+            queries = [self._query_map(q_abs, first_row, rows, most) for most in ANY_TILES]
+            tile, name = ANY_TILES[-1], "attend_hopper_any"
         else:
-            query = self._query_map(q_abs, first_row, rows, tile)
+            queries = [self._query_map(q_abs, first_row, rows, tile)]
             name = f"attend_hopper_{tile}"
-        args: list[Argument] = [query]
+        args: list[Argument] = [*queries]
         args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
         args += [inputs.block_table, inputs.row_plan[first_row:]]
         args += [inputs.work[first_row // MAX_CALL_ROWS * num_ctas :]]
@@ -165,7 +175,7 @@ class HopperAttention(Launcher):
         softmax_scale: float,
     ) -> None:
         inputs, heads = self.inputs, q_abs.shape[1]
-        groups = share_ctas(head_tile(heads, rows))
+        groups = share_ctas(most_heads(heads))
         shares = num_shares(heads, self.num_ctas)
         args: list[Argument] = []
         args += [self._query_map(q_abs, first_row, rows, WIDE_TILE, n) for n in PAGE_PARTS]

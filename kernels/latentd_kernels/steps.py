@@ -6,9 +6,10 @@ from ctypes import c_int32, c_int64
 from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.head_tiles import most_heads, num_shares
 from latentd_kernels.launcher import Launcher
 from latentd_kernels.row_tiles import row_tile
-from latentd_kernels.work_plan import head_tile, num_calls, num_shares
+from latentd_kernels.work_plan import num_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +50,7 @@ class StepLaunches(Launcher):
             c_int32(rows),
             c_int32(inputs.block_table.shape[1]),
             c_int32(heads if self.plans_work else 0),
-            c_int32(head_tile(heads, MAX_CALL_ROWS)),
-            c_int32(head_tile(heads, last_rows)),
+            c_int32(most_heads(heads)),
             c_int32(row_tile(heads, MAX_CALL_ROWS) if chunk else 1),
             c_int32(row_tile(heads, last_rows) if chunk else 1),
             c_int32(num_shares(heads, self.num_ctas)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from latentd_kernels import head_tiles
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import PAGE_SIZE, num_pages, work_pages_per_split
 from latentd_kernels.row_tiles import row_tile, tile_rows
@@ -21,13 +22,8 @@ from latentd_kernels.row_tiles import row_tile, tile_rows
 if TYPE_CHECKING:
     from latentd_kernels.ops import StepInputs
 
-MIN_CHAINS: Final = 100
-"""With fewer chains (times head groups) in a call its CTAs hand on single splits (kMinChains)."""
 MAX_CTAS: Final = 144
 """Most CTAs of a grid: the SMs of a full GH100."""
-WIDE_HEADS: Final = 97
-"""From so many heads on attend takes WIDE_TILE heads a CTA (csrc/hopper/attend_wide.cuh)."""
-WIDE_TILE: Final = 64
 ROW_WORDS: Final = 8
 """int32 words of a RowPlan."""
 WORK_WORDS: Final = 12
@@ -52,39 +48,17 @@ class Work(NamedTuple):
 
     row: int
     head_group: int
+    head_tile: int
     first_split: int
     num_splits: int
     plan: RowPlan
 
 
-def head_tile(heads: int, rows: int) -> int:
-    """Heads that a CTA of an attend call of `rows` rows takes; it does not enter the arithmetic.
-
-    The fewer CTAs read a page the better, but few rows need many CTAs to spread their pages.
-    """
-    if heads >= WIDE_HEADS:
-        return -(-heads // WIDE_TILE) * WIDE_TILE
-    if heads <= 16:
-        return 16
-    if heads <= 32 or (heads >= 64 and (rows <= 4 or heads == 64)):
-        return 32
-    return 48
-
-
 def chain_splits(per_split: int, heads: int) -> int:
     """Neighbouring splits of so many pages that fold into one chain (work_plan.cuh, chain_splits).
-    With many heads a node is large and a batch has work enough for every CTA without short ones."""
-    return 8 if heads > 48 and per_split <= 2 else 4
-
-
-def share_ctas(tile: int) -> int:
-    """CTAs that stand side by side on a share of the work whose head tile this is."""
-    return max(1, tile // WIDE_TILE)
-
-
-def num_shares(heads: int, num_ctas: int) -> int:
-    """Shares that a call's work is cut into for so many CTAs."""
-    return max(1, num_ctas // share_ctas(head_tile(heads, MAX_CALL_ROWS)))
+    With many heads a node is large and a batch has work enough for every CTA without short ones;
+    but chains of a short row are short, so that a few such rows have enough of them."""
+    return 8 if heads > 48 and per_split == 2 else 4
 
 
 def num_calls(rows: int) -> int:
@@ -104,13 +78,15 @@ def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
     for pages in (*steps, most):
         per_split = work_pages_per_split(pages, heads)
         splits, chain = -(-pages // per_split), chain_splits(per_split, heads)
-        found.append(max(rows * -(-splits // chain), min(rows * splits, chain * MIN_CHAINS)))
+        found.append(
+            max(rows * -(-splits // chain), min(rows * splits, chain * head_tiles.MIN_CHAINS))
+        )
     return max(found)
 
 
 class CallPlan:
-    """The plan of one attend call: rows of the given lengths in a step of `step_rows` rows, with
-    `chunk` consecutive tokens of one slot.
+    """The plan of one attend call for `num_shares` shares: rows of the given lengths in a step of
+    `step_rows` rows, with `chunk` consecutive tokens of one slot.
 
     `per_split` pages a split replace the rule where a benchmark asks what the rule costs.
     """
@@ -121,24 +97,29 @@ class CallPlan:
         slots: Sequence[int],
         heads: int,
         step_rows: int,
+        num_shares: int,
         per_split: int | None = None,
         chunk: bool = False,
     ) -> None:
+        self.num_shares = num_shares
         self.lengths, self.slots, self.heads, self.step_rows = lengths, slots, heads, step_rows
         pages = [num_pages(length) for length in lengths]
         self.per_split = [per_split or work_pages_per_split(count, heads) for count in pages]
         splits = [-(-count // per) for count, per in zip(pages, self.per_split, strict=True)]
         self.chain = [chain_splits(per, heads) for per in self.per_split]
         chains = [-(-count // most) for count, most in zip(splits, self.chain, strict=True)]
-        tile = head_tile(heads, len(lengths))
-        self.head_groups = -(-heads // tile)
-        self.is_chained = sum(chains) * self.head_groups * share_ctas(tile) >= MIN_CHAINS
-        self.row_splits = splits
-        self.nodes = [0, *accumulate(chains if self.is_chained else splits)]
         # What is dealt, a tile's once.
         self.tile_rows = tile_rows(lengths, row_tile(heads, len(lengths)) if chunk else 1)
         self.pages = [0, *accumulate(self._dealt(pages))]
         self.splits = [0, *accumulate(self._dealt(splits))]
+        self.head_tile = head_tiles.head_tile(
+            heads, self.splits[-1], sum(chains), self.pages[-1], num_shares
+        )
+        self.head_groups = -(-heads // self.head_tile)
+        groups = self.head_groups * head_tiles.share_ctas(self.head_tile)
+        self.is_chained = sum(chains) * groups >= head_tiles.MIN_CHAINS
+        self.row_splits = splits
+        self.nodes = [0, *accumulate(chains if self.is_chained else splits)]
 
     def row(self, row: int) -> RowPlan:
         """The plan of a row; rows count from the call's first."""
@@ -154,17 +135,17 @@ class CallPlan:
             tile_rows=self.tile_rows[row],
         )
 
-    def work(self, cta: int, num_ctas: int) -> Work:
-        """The share of CTA `cta` of `num_ctas`, cut at equal cost (a page 4, a node 2)."""
-        group, row, split, first = self._place(cta, num_ctas)
-        num = self._place(cta + 1, num_ctas)[3] - first
+    def work(self, share: int) -> Work:
+        """One of the shares, cut at equal cost (a page 4, a node 2)."""
+        group, row, split, first = self._place(share)
+        num = self._place(share + 1)[3] - first
         if num == 0:
-            return Work(0, 0, 0, 0, self.row(0))
+            return Work(0, 0, 0, 0, 0, self.row(0))
         while split >= self._dealt_splits(row):
             split, row = 0, row + 1
             if row == len(self.lengths):
                 group, row = group + 1, 0
-        return Work(row, group, split, num, self.row(row))
+        return Work(row, group, self.head_tile, split, num, self.row(row))
 
     def _dealt(self, counts: Sequence[int]) -> list[int]:
         return [count if num else 0 for count, num in zip(counts, self.tile_rows, strict=True)]
@@ -178,12 +159,12 @@ class CallPlan:
     def _cost(self, row: int) -> int:
         return 4 * self.pages[row] + 2 * self.nodes[row]
 
-    def _place(self, cta: int, num_ctas: int) -> tuple[int, int, int, int]:
+    def _place(self, share: int) -> tuple[int, int, int, int]:
         """Head group, row, split and index of the first node at or after a share of the cost."""
         total, num_splits = self._cost(len(self.lengths)), self.splits[-1]
-        if cta >= num_ctas or total == 0:
+        if share >= self.num_shares or total == 0:
             return self.head_groups, 0, 0, self.head_groups * num_splits
-        group, rest = divmod(total * self.head_groups * cta // num_ctas, total)
+        group, rest = divmod(total * self.head_groups * share // self.num_shares, total)
         row = max(r for r in range(len(self.lengths)) if self._cost(r) <= rest)
         node_splits = self._node_splits(row)
         nodes = -(-(rest - self._cost(row)) // (4 * self.per_split[row] * node_splits + 2))
@@ -203,14 +184,14 @@ def fill_plan(
     """Write row_plan and work of a step as `stage` does, for tests and benchmarks that stage
     nothing; with `per_split` as it never does, see CallPlan."""
     rows = len(lengths)
-    shares = num_shares(heads, num_ctas)
+    shares = head_tiles.num_shares(heads, num_ctas)
     for call in range(num_calls(rows)):
         part = slice(call * MAX_CALL_ROWS, min(rows, (call + 1) * MAX_CALL_ROWS))
-        plan = CallPlan(lengths[part], slots[part], heads, rows, per_split, chunk)
+        plan = CallPlan(lengths[part], slots[part], heads, rows, shares, per_split, chunk)
         inputs.row_plan[part] = _words([plan.row(row) for row in range(len(lengths[part]))])
-        work = [plan.work(share, shares) for share in range(shares)]
+        work = [plan.work(share) for share in range(shares)]
         inputs.work[call * shares : (call + 1) * shares] = _words(
-            [(*share[:4], *share.plan) for share in work]
+            [(x.row, x.head_group | x.head_tile << 16, *x[3:5], *x.plan) for x in work]
         )
 
 

@@ -20,7 +20,7 @@ from attention_case import (
     run,
     select,
 )
-from latentd_kernels import attention_hopper, driver, work_plan
+from latentd_kernels import attention_hopper, driver, head_tiles, work_plan
 from latentd_kernels.attention import AttentionLaunches
 from latentd_kernels.attention_hopper import ExpandForm, HopperAttention
 from latentd_kernels.attention_workspace import allocate_workspace
@@ -160,14 +160,14 @@ def test_any_number_of_ctas_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("tile", [16, 32, 48])
-@pytest.mark.parametrize("heads", [16, 20, 96])
+@pytest.mark.parametrize("heads", [16, 20, 64, 96])
 def test_any_head_tile_gives_the_same_bits(
     heads: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make_case(MIXED, heads, device="cuda")
     before = result(case)
-    monkeypatch.setattr(work_plan, "head_tile", lambda *_: tile)
-    monkeypatch.setattr(attention_hopper, "head_tile", lambda *_: tile)
+    monkeypatch.setattr(head_tiles, "head_tile", lambda *_: tile)
+    monkeypatch.setattr(attention_hopper, "most_heads", lambda *_: tile)
     replan(case, num_ctas(CUDA))
     assert torch.equal(result(case), before)
 
@@ -179,7 +179,7 @@ def test_chains_folded_by_attend_or_by_expand_have_the_same_bits(
 ) -> None:
     case = make_case(MIXED[:7], heads, device="cuda")
     before = result(case)
-    monkeypatch.setattr(work_plan, "MIN_CHAINS", min_chains)
+    monkeypatch.setattr(head_tiles, "MIN_CHAINS", min_chains)
     replan(case, num_ctas(CUDA))
     assert torch.equal(result(case), before)
 

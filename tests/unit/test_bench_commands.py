@@ -155,11 +155,11 @@ def test_the_loop_and_the_grouped_rival_multiply_the_same_experts() -> None:
 @pytest.mark.parametrize("per_split", [1, 3, 8])
 def test_a_plan_of_another_cut_deals_out_every_split_once(per_split: int) -> None:
     context = 70 * 64 + 5
-    plan = CallPlan([context] * 6, list(range(6)), 16, 6, per_split)
+    plan = CallPlan([context] * 6, list(range(6)), 16, 6, 132, per_split)
     splits = -(-71 // per_split)
     assert [plan.row(row).num_splits for row in range(6)] == [splits] * 6
     assert {plan.row(row).pages_per_split for row in range(6)} == {per_split}
-    shares = [plan.work(cta, 132) for cta in range(132)]
+    shares = [plan.work(cta) for cta in range(132)]
     assert sum(share.num_splits for share in shares) == 6 * splits
 
 

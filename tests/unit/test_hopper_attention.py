@@ -11,8 +11,8 @@ from attention_case import LAYOUT, make_case
 from latentd_kernels.attention_hopper import WIDE_SMEM, HopperAttention, attend_smem, expand_form
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_CALL_ROWS
 from latentd_kernels.attention_workspace import allocate_workspace
+from latentd_kernels.head_tiles import ANY_HEADS, ANY_TILES, WIDE_HEADS, WIDE_TILE, head_tile
 from latentd_kernels.staging import StepRing
-from latentd_kernels.work_plan import WIDE_HEADS, WIDE_TILE, head_tile
 
 MAX_SMEM = 232_448  # of a CTA of compute capability 9.0
 ROWS = range(1, MAX_CALL_ROWS + 1)
@@ -20,13 +20,32 @@ ROWS = range(1, MAX_CALL_ROWS + 1)
 
 @pytest.mark.parametrize("heads", range(1, 129))
 def test_every_form_of_attend_fits_into_an_sm(heads: int) -> None:
-    tiles = {head_tile(heads, rows) for rows in ROWS}
+    tiles = {head_tile(heads, splits, 1 + splits // 4, splits, 132) for splits in range(1, 200)}
     if heads >= WIDE_HEADS:
         assert tiles == {2 * WIDE_TILE}
         assert WIDE_SMEM <= MAX_SMEM
+    elif heads >= ANY_HEADS:
+        assert tiles <= set(ANY_TILES)
+        assert attend_smem(ANY_TILES[-1]) <= MAX_SMEM
     else:
-        assert tiles <= {16, 32, 48}
-        assert max(map(attend_smem, tiles)) <= MAX_SMEM
+        assert len(tiles) == 1
+        assert attend_smem(*tiles) <= MAX_SMEM
+
+
+def test_few_splits_are_dealt_in_tiles_of_few_heads() -> None:
+    def tile(heads: int, splits: int) -> int:
+        return head_tile(heads, splits, splits // 8, 2 * splits, 132)
+
+    chosen = {splits: tile(96, splits) for splits in (1, 16, 22, 23, 32, 44, 45, 64, 999)}
+    assert chosen == {1: 16, 16: 16, 22: 16, 23: 32, 32: 32, 44: 32, 45: 48, 64: 48, 999: 48}
+    assert tile(64, 33) == 16
+    assert tile(64, 34) == tile(64, 999) == 32
+
+
+def test_short_chains_are_dealt_in_narrow_tiles_where_that_makes_enough() -> None:
+    for rows, tile in ((7, 48), (8, 32), (11, 32), (12, 48), (16, 48)):
+        assert head_tile(96, 16 * rows, 4 * rows, 16 * rows, 132) == tile
+    assert head_tile(96, 128, 32, 512, 132) == 48
 
 
 @pytest.mark.parametrize(("_", "v_dim"), HEAD_WIDTHS)

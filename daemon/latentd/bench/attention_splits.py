@@ -13,6 +13,7 @@ import torch
 from latentd.bench import timing
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import MAX_SPLITS, num_pages
+from latentd_kernels.head_tiles import num_shares
 from latentd_kernels.work_plan import CallPlan, fill_plan
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def put_cut(layers: Layers, context: int, pages: int) -> bool:
     if num_pages(context) > pages * MAX_SPLITS:
         return False
     call_rows = min(rows, MAX_CALL_ROWS)
-    call = CallPlan([context] * call_rows, list(range(call_rows)), heads, rows, pages)
+    shares = num_shares(heads, ops.num_ctas)
+    call = CallPlan([context] * call_rows, list(range(call_rows)), heads, rows, shares, pages)
     if call.nodes[-1] > layers.workspace.partial_o.shape[0]:
         return False
     fill_plan(ops.inputs, [context] * rows, list(range(rows)), heads, ops.num_ctas, pages)

@@ -88,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
     stage(char* host, const long long* counter, long long entries, long long row_capacity, long long update_capacity,
           long long zero_capacity, long long* start_ns, int* token_ids, int* slot_idx, int* context_len, int* top_k,
           int* temperature, int* top_p, int* min_p, long long* kv_row, long long* seed, int* split_start,
-          int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages, int heads, int head_tile,
-          int last_head_tile, int row_tile, int last_row_tile, int num_ctas, RowPlan* row_plan, Work* work) {
+          int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages, int heads, int most_heads,
+          int row_tile, int last_row_tile, int num_ctas, RowPlan* row_plan, Work* work) {
   pdl_launch();
   __shared__ int4 runs[kRunBatch];
   pdl_wait();
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
   __syncthreads();  // context_len is read by other threads than wrote it
   prefix_splits(context_len, split_start, rows);
   if (heads > 0) {
-    const PlanArgs plan = {heads, head_tile, last_head_tile, row_tile, last_row_tile, num_ctas, row_plan, work};
+    const PlanArgs plan = {heads, most_heads, row_tile, last_row_tile, num_ctas, row_plan, work};
     plan_attention(plan, context_len, slot_idx, rows);
   }
 }

@@ -4,8 +4,9 @@
 #pragma once
 #include "splits.cuh"
 
-constexpr int kMinChains = 100;  // with fewer chains (times head groups) in a call, its nodes are single splits
-constexpr int kPlanRows = 512;   // rows that are planned at a time, one a thread
+constexpr int kMinChains = 96;  // with fewer chains (times head groups) in a call, its nodes are single splits
+constexpr int kShortChainPages = 4;
+constexpr int kPlanRows = 512;  // rows that are planned at a time, one a thread
 constexpr int kPlanCalls = kPlanRows / kMaxStepRows;
 
 // What attention must know of a batch row. A row's nodes (partial results) lie one after another from first_node on,
@@ -26,7 +27,8 @@ struct alignas(16) RowPlan {
 // tiles, a split is one of all rows of a tile, and rows that start none are passed over.
 struct alignas(16) Work {
   int row;
-  int head_group;
+  int16_t head_group;
+  int16_t head_tile;  // heads of a group
   int first_split;
   int num_splits;
   RowPlan plan;
@@ -48,14 +50,13 @@ LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
 }
 
 // Neighbouring splits that fold into one chain: work_plan.chain_splits.
-LATENTD_DEVICE int chain_splits(int pages_per_split, int heads) { return heads > 48 && pages_per_split <= 2 ? 8 : 4; }
+LATENTD_DEVICE int chain_splits(int pages_per_split, int heads) { return heads > 48 && pages_per_split == 2 ? 8 : 4; }
 
 struct PlanArgs {
-  int heads;           // 0: nothing is planned
-  int head_tile;       // heads that a CTA takes, of calls of kMaxStepRows rows
-  int last_head_tile;  // of the last call, which may have fewer
-  int row_tile;        // rows of a chunk that a CTA takes together, likewise
-  int last_row_tile;
+  int heads;          // 0: nothing is planned
+  int most_heads;     // that a CTA takes
+  int row_tile;       // rows of a chunk that a CTA takes together, in calls of kMaxStepRows rows
+  int last_row_tile;  // in the last call, which may have fewer
   int num_ctas;       // shares of the work: CTAs, or CTAs side by side that take a head tile of more than 64 together
   RowPlan* row_plan;  // [rows]
   Work* work;         // [calls, num_ctas]
@@ -70,14 +71,27 @@ struct CallSums {
   int row_chains[kMaxStepRows + 1];
 };
 
+// Heads that a CTA takes in a call with so many splits, chains and pages: head_tiles.head_tile.
+LATENTD_DEVICE int head_tile(int heads, int most, int splits, int chains, int pages, int num_ctas) {
+  if (heads <= 48 || most > 48) return most;
+  auto groups = [heads](int tile) { return (heads + tile - 1) / tile; };
+  for (int tile = 16; tile < most; tile += 16) {
+    if (splits * groups(tile) <= num_ctas) return tile;
+  }
+  const int wide_chains = chains * groups(most), narrow_chains = chains * groups(32);
+  const bool few = wide_chains < kMinChains && narrow_chains >= kMinChains && narrow_chains <= num_ctas;
+  return few && pages <= kShortChainPages * chains ? 32 : most;
+}
+
 class CallPlan {
  public:
   LATENTD_DEVICE CallPlan(const CallSums& sums, const PlanArgs& args, bool is_last, int num_rows)
       : sums_(sums), heads_(args.heads), num_ctas_(args.num_ctas), num_rows_(num_rows) {
-    const int head_tile = is_last ? args.last_head_tile : args.head_tile;
     row_tile_ = is_last ? args.last_row_tile : args.row_tile;
-    head_groups_ = (args.heads + head_tile - 1) / head_tile;
-    const int share_ctas = (head_tile + 63) / 64;  // that stand side by side
+    head_tile_ = head_tile(args.heads, args.most_heads, sums.splits[kMaxStepRows], sums.row_chains[kMaxStepRows],
+                           sums.pages[kMaxStepRows], args.num_ctas);
+    head_groups_ = (args.heads + head_tile_ - 1) / head_tile_;
+    const int share_ctas = (head_tile_ + 63) / 64;  // that stand side by side
     is_chained_ = sums.row_chains[kMaxStepRows] * head_groups_ * share_ctas >= kMinChains;
   }
 
@@ -106,7 +120,8 @@ class CallPlan {
         ++start.head_group;
       }
     }
-    return {start.row, start.head_group, start.split, num_splits, {}};
+    const auto head_group = static_cast<int16_t>(start.head_group), tile = static_cast<int16_t>(head_tile_);
+    return {start.row, head_group, tile, start.split, num_splits, {}};
   }
 
  private:
@@ -155,6 +170,7 @@ class CallPlan {
   const int num_ctas_;
   const int num_rows_;
   int row_tile_;
+  int head_tile_;
   int head_groups_;
   bool is_chained_;
 };
