@@ -26,7 +26,8 @@ _UCRED: Final = struct.Struct("iII")
 class ZmtpPeer:
     """The daemon's end of a connection. `is_lost`: it broke, or said what it must not (`fault`);
     whoever sees that closes it. `is_busy` says that its next message may be there already,
-    `is_paused` that it is not read (the owner sets it, when `is_full`)."""
+    `is_paused` that it is not read, as it `is_full`, and `is_bulky` that it is in the middle of a
+    long message (the owner sets both)."""
 
     def __init__(
         self, sock: socket.socket, name: bytes, reader: zmtp.FrameReader, came_at: float
@@ -39,6 +40,7 @@ class ZmtpPeer:
         self.is_lost = False
         self.is_busy = False
         self.is_paused = False
+        self.is_bulky = False
         self.was_plain = False  # the last read was one whole message and nothing else
         self.fault = ""
         self._greeter: Greeter | None = Greeter()  # until hands were shaken

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from latentd.routing import Frames
 
 CHUNK_BYTES: Final = 1 << 16
-"""Read of a peer in one turn, and no more than a frame: what a hundred others send at the same time
-is what one waits for."""
+"""Read of a peer in one turn, and no more than a frame."""
+BULK: Final = 16
+"""Peers in the middle of a long message that are read in one turn: others have to wait for that."""
 IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -51,6 +52,7 @@ class ZmtpRouter:
         self._peers: dict[bytes, ZmtpPeer] = {}  # the oldest first
         self._by_fd: dict[int, ZmtpPeer] = {}
         self._busy: dict[ZmtpPeer, None] = {}  # their next messages may be here
+        self._bulk: dict[ZmtpPeer, None] = {}  # more of their long messages is here
         self._ready: deque[Message] = deque()
         self._num_accepted = 0
         self._holdings = Holdings()
@@ -87,6 +89,20 @@ class ZmtpRouter:
                 if mask & GONE:
                     self._drop(peer)
             elif mask & ~OUT and not peer.is_busy and not peer.is_lost:
+                if peer.is_bulky:
+                    self._bulk[peer] = None
+                else:
+                    self._take(peer, peer.read(self._chunk))
+        if self._bulk:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Read the next pieces of some long messages; the other senders have their turn next."""
+        for peer in list(islice(self._bulk, BULK)):
+            self._bulk.pop(peer, None)
+            if (
+                not peer.is_paused and not peer.is_lost
+            ):  # another's piece may have cost it its place
                 self._take(peer, peer.read(self._chunk))
 
     def _take(self, peer: ZmtpPeer, message: list[bytes] | None) -> None:
@@ -103,6 +119,7 @@ class ZmtpRouter:
             self._drop(peer)
             return
         peer.is_paused = peer.is_full
+        peer.is_bulky = not peer.is_busy and peer.unfinished >= len(self._chunk)
         if peer.is_busy and not peer.is_paused:
             self._busy[peer] = None
         mask = (0 if peer.is_paused else IN) | (OUT if peer.has_queue else 0)
@@ -143,6 +160,7 @@ class ZmtpRouter:
             return
         del self._by_fd[peer.socket.fileno()]
         self._busy.pop(peer, None)
+        self._bulk.pop(peer, None)
         self._holdings.forget(peer)
         peer.is_lost = True
         if peer.fault:

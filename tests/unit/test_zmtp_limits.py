@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import zmq
 
 from fakes import FakeEngine
 from gates import Gate, wait_until
-from latentd import control, replies, runs, zmtp_door, zmtp_holdings, zmtp_peer
+from latentd import control, replies, runs, zmtp_door, zmtp_holdings, zmtp_peer, zmtp_router
 from latentd.routing import SEND_QUEUE, Message, Sent
 from latentd.zmtp_holdings import PROGRESS_S
 from latentd.zmtp_router import ZmtpRouter
@@ -150,6 +151,46 @@ def test_all_connections_share_one_budget_and_who_holds_most_for_longest_goes(
     assert send_all(router, good, frame(body)) == [[body]]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "is closed" in caplog.text
+    for sock in (good, *crowd):
+        sock.close()
+
+
+def test_long_messages_of_a_crowd_do_not_keep_a_short_one_waiting(
+    path: Path, router: ZmtpRouter
+) -> None:
+    crowd, good = [shaken(path, router) for _ in range(40)], shaken(path, router)
+    half = long_frame(1_000_000) + bytes(zmtp_router.CHUNK_BYTES)
+    for sock in crowd:
+        send_all(router, sock, half)
+    for sock in crowd:
+        sock.sendall(bytes(100_000))
+    good.sendall(frame(b"short"))
+    before = {peer: peer.unfinished for peer in router._peers.values()}
+    assert router.receive() == (mock.ANY, [b"short"], 1)
+    assert sum(peer.unfinished > had for peer, had in before.items()) == zmtp_router.BULK
+    rest = bytes(1_000_000 - zmtp_router.CHUNK_BYTES - 100_000)
+    messages = [frames for sock in crowd for frames in send_all(router, sock, rest)]
+    messages += [frames for _, frames, _ in run(router, 200)]
+    assert messages == [[bytes(1_000_000)]] * 40
+    for sock in (good, *crowd):
+        sock.close()
+
+
+def test_who_goes_in_the_middle_of_a_turn_is_not_read_in_it(
+    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmtp_holdings, "HELD_BYTES", 1 << 20)
+    crowd, good = [shaken(path, router) for _ in range(12)], shaken(path, router)
+    for sock in crowd:
+        send_all(router, sock, long_frame(1_000_000) + bytes(80_000))
+    pass_time(router, 1)  # so that those go first who were not read yet
+    for sock in crowd:
+        sock.sendall(bytes(100_000))  # together 2 MB
+    run(router, 10)
+    assert router._holdings._total <= 1 << 20
+    assert 0 < len(router._peers) - 1 < 12
+    good.sendall(frame(b"fine"))
+    assert await_message(router)[1] == [b"fine"]
     for sock in (good, *crowd):
         sock.close()
 
