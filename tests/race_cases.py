@@ -233,7 +233,6 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "attend 40 heads": attention(40, LENGTHS),
     "attend 64 heads in tiles of 16": attention(64, (9,)),
     "attend 64 heads in tiles of 32": attention(64, (129,)),
-    "attend 40 heads": attention(40, LENGTHS),
     "attend 96 heads": attention(96, (129,)),
     "attend 96 heads, long": attention(96, (700,)),
     "attend 96 heads, 5 rows": attention(96, (1, 65, 1, 1, 1)),
