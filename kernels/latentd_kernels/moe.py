@@ -101,8 +101,9 @@ class MoeLaunches(DenseLaunches):
         args += [c_int64(normed.stride(0)), c_int32(rows), c_int32(hidden), c_int32(experts)]
         args += _choice_args(params)
         ctas = -(-rows // _CLUSTER_ROWS) * _CLUSTER_CTAS
+        name = "moe_norm_route_one" if rows == 1 else "moe_norm_route"
         self.library.launch(
-            "moe_norm_route", (ctas, 1, 1), 256, args, stream=self.stream,
+            name, (ctas, 1, 1), 256, args, stream=self.stream,
             cluster=(_CLUSTER_CTAS, 1, 1),
         )  # fmt: skip
         if self._needs_plan(workspace, rows):

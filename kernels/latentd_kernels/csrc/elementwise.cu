@@ -4,6 +4,9 @@
 constexpr int kEmbedThreads = 256;
 constexpr int kNormThreads = 256;
 constexpr int kNormVectors = 8;  // 8-element vectors a thread keeps: dimensions up to 256 * 8 * 8 = 16384
+// Up to here a thread has one vector, and the code of such rows stands alone: instructions come from memory, too, in a
+// kernel that runs once a layer, and a row of one CTA waits for each miss.
+constexpr int kVectorDim = kNormThreads * 8;
 
 // kernel embed: copies the table row of each token into the float32 residual stream.
 // shapes: table [vocab, dim] bf16, token_ids [rows] int32 (-1: a row of zeros), out [rows, dim] f32, dim % 8 = 0.
@@ -34,23 +37,23 @@ LATENTD_DEVICE float cta_sum(float v) {
 }
 
 // The columns of a row that this thread norms, eight at a time: f(n, first column).
-template <class F>
+template <int kVectors, class F>
 LATENTD_DEVICE void for_vectors(int dim, const F& f) {
 #pragma unroll
-  for (int n = 0; n < kNormVectors; n++) {
+  for (int n = 0; n < kVectors; n++) {
     const int at = (threadIdx.x + n * kNormThreads) * 8;
     if (at < dim) f(n, at);
   }
 }
 
-template <class Input>
+template <int kVectors, class Input>
 LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out, int dim, const Parts& parts) {
-  uint4 scale[kNormVectors];
-  for_vectors(dim, [&](int n, int at) { scale[n] = *reinterpret_cast<const uint4*>(weight + at); });
+  uint4 scale[kVectors];
+  for_vectors<kVectors>(dim, [&](int n, int at) { scale[n] = *reinterpret_cast<const uint4*>(weight + at); });
   pdl_wait();
-  Vector8 value[kNormVectors];
+  Vector8 value[kVectors];
   float squares = 0.0f;
-  for_vectors(dim, [&](int n, int at) {
+  for_vectors<kVectors>(dim, [&](int n, int at) {
     value[n] = load8(x + at);
     if constexpr (sizeof(Input) == sizeof(float)) {
       if (parts.values != nullptr) {
@@ -61,7 +64,8 @@ LATENTD_DEVICE void norm_row(Input* x, const bf16* weight, float eps, bf16* out,
     squares = add_squares(squares, value[n]);
   });
   const float inverse = rsqrtf(cta_sum(squares) / static_cast<float>(dim) + eps);
-  for_vectors(dim, [&](int n, int at) { *reinterpret_cast<uint4*>(out + at) = scaled(value[n], inverse, scale[n]); });
+  for_vectors<kVectors>(
+      dim, [&](int n, int at) { *reinterpret_cast<uint4*>(out + at) = scaled(value[n], inverse, scale[n]); });
 }
 
 // kernel norm_f32: adds a MoE layer's weighted parts to the residual stream, if given, and RMS-normalizes it.
@@ -76,8 +80,13 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
   pdl_launch();
   const long long row = blockIdx.x;
   const float* row_parts = parts == nullptr ? nullptr : parts + row * choices * dim;
-  norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim,
-           {row_parts, part_weights + row * choices, choices, dim});
+  x += row * x_stride, out += row * out_stride;
+  const Parts added = {row_parts, part_weights + row * choices, choices, dim};
+  if (dim <= kVectorDim) {
+    norm_row<1>(x, weight, eps, out, dim, added);
+  } else {
+    norm_row<kNormVectors>(x, weight, eps, out, dim, added);
+  }
 }
 
 // kernel norm_bf16: RMS-normalizes bf16 rows (a query latent).
@@ -89,5 +98,10 @@ extern "C" __global__ void __launch_bounds__(kNormThreads)
               long long out_stride) {
   pdl_launch();
   const long long row = blockIdx.x;
-  norm_row(x + row * x_stride, weight, eps, out + row * out_stride, dim, {});
+  x += row * x_stride, out += row * out_stride;
+  if (dim <= kVectorDim) {
+    norm_row<1>(x, weight, eps, out, dim, {});
+  } else {
+    norm_row<kNormVectors>(x, weight, eps, out, dim, {});
+  }
 }

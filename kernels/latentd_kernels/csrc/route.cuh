@@ -59,6 +59,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
     const int size = p.experts / p.num_groups;
     float first = -INFINITY, second = -INFINITY;
     if (lane < p.num_groups) {
+#pragma unroll 1
       for (int i = 0; i < size; i++) {
         const float v = scores[lane * size + i];
         second = fmaxf(second, fminf(first, v));
@@ -68,6 +69,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
     const float group = p.group_score == kGroupTop2 && size > 1 ? first + second : first;
     uint32_t group_key = lane < p.num_groups ? ordered_key(group) : 0;
     uint32_t kept = 0;
+#pragma unroll 1
     for (int n = 0; n < p.top_groups; n++) {
       const int best = warp_best({group_key, lane}).id;
       kept |= 1u << best;
@@ -88,6 +90,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
   __syncwarp();
 
   int chosen = p.experts + lane - p.top_k;  // shared experts follow the routed ones
+#pragma unroll 1
   for (int n = 0; n < p.top_k; n++) {
     Best best{0, 0x7fffffff};
 #pragma unroll
@@ -104,6 +107,7 @@ LATENTD_DEVICE void route_row(const float* logits, const float* bias, const Rout
   float weight = lane < p.top_k ? scores[chosen] : 1.0f;
   if (p.normalize) {
     float total = 0.0f;
+#pragma unroll 1
     for (int n = 0; n < p.top_k; n++) total += __shfl_sync(0xffffffffu, weight, n);
     if (lane < p.top_k) weight /= total + kNormalizeEps;
   }
