@@ -14,10 +14,11 @@ import torch
 
 import attention_case
 from latentd_kernels import attention_workspace, head_tiles, work_plan
+from latentd_kernels import hopper_linear as hopper_linear_launches
 from latentd_kernels.cuda_ops import CudaOps
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
-from latentd_kernels.linear_plan import parse
+from latentd_kernels.linear_plan import WHOLE, WholeKernel, parse
 from latentd_kernels.linear_table import MEASURED
 from latentd_kernels.moe import allocate_moe_workspace
 from latentd_kernels.ops import RouterParams
@@ -121,6 +122,25 @@ def hopper_linear(name: str, gated: bool) -> Callable[[Card], None]:
             dtype = torch.float32 if kind else torch.bfloat16
             out = torch.zeros(rows, 80, dtype=dtype, device=card.device)
             card.ops().hopper_product(x, weight, out, rows, kind, gated, kernel)
+
+    return run
+
+
+def whole_linear(kernel: WholeKernel) -> Callable[[Card], None]:
+    """The products by CTAs that hold their weights, both kinds; with a norm in front and with parts
+    beside it for one row."""
+
+    def run(card: Card) -> None:
+        ops, k = card.ops(), kernel.blocks * kernel.ctas * 64
+        weight, added, landed = card.randn(64, k), card.randn(3, 64).float(), card.randn(3, 64)
+        parts = card.randn(1, 9, 64).float(), torch.ones(1, 9, device=card.device)
+        for rows in (1, 3):
+            x = card.randn(rows, k)
+            ops.whole_product(x, weight, landed, rows, 0, kernel)
+            ops.whole_product(x, weight, added, rows, 2, kernel, *(parts if rows == 1 else ()))
+        residual, parts = card.randn(1, k).float(), (card.randn(1, 9, k).float(), parts[1])
+        with patch.object(hopper_linear_launches, "whole", lambda *_: kernel):
+            ops.norm_linear(residual, card.randn(k), 1e-6, weight, landed, *parts)
 
     return run
 
@@ -254,6 +274,7 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "portable append": portable(append(2)),
     "portable absorb 192": portable(append(2, (192, 256))),
     **_hopper_linears(),
+    **{f"linear, {kernel.ctas} CTAs that hold W": whole_linear(kernel) for kernel in WHOLE},
     **{
         f"portable linear {weight_rows}, {rows} rows, {sms} SMs": portable(
             portable_linear(weight_rows, rows, sms)

@@ -97,13 +97,21 @@ class DenseLaunches(HopperLinear):
         self.library.launch(name, (rows, 1, 1), _THREADS, args, stream=self.stream)
 
     def linear(
-        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, accumulate: bool = False
-    ) -> None:
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, accumulate: bool = False,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """See `Ops.linear`."""
         if accumulate and out.dtype != torch.float32:
             raise ValueError(f"linear: accumulates into float32, not {out.dtype}")
         kind = _OUT_ACCUMULATE if accumulate else _OUT_F32
         kind = _OUT_BF16 if out.dtype == torch.bfloat16 else kind
+        kernel = self.whole_kernel(x, weight, out, rows, kind)
+        if kernel is not None:
+            require_rows("linear", x, "x")
+            self.whole_product(x, weight, out, rows, kind, kernel, parts, part_weights)
+            return
+        if parts is not None:
+            raise ValueError("linear: parts are added where norms_in_product says so only")
         self._product("linear", x, weight, out, rows, weight.shape[0], 16, kind)
 
     def gated_linear(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ctypes import c_int32, c_int64
+from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.launcher import HOPPER, Launcher
-from latentd_kernels.linear_plan import BLOCK_K, LinearKernel, choose
+from latentd_kernels.linear_plan import (
+    BLOCK_K,
+    WHOLE_ROWS,
+    WHOLE_THREADS,
+    LinearKernel,
+    WholeKernel,
+    choose,
+    whole,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +25,8 @@ if TYPE_CHECKING:
 _COPIED_ROWS: Final = 64  # of weights in a copy; of gates and of ups half of it for LinearCta
 _VECTOR: Final = 4  # features that a thread stores at once
 _STORED: Final = (64, 16)  # features and rows of a result that the copy engine stores at once
+_WHOLE_KINDS: Final = {0: "bf16", 2: "add"}  # OutKind in csrc/hopper/linear_parts.cuh
+_VECTOR_X: Final = 8  # elements of which row strides are multiples, where rows are read by 16 bytes
 _COPY_BYTES: Final = 16  # of which it wants multiples
 
 
@@ -71,6 +81,54 @@ class HopperLinear(Launcher):
             smem=kernel.smem,
             cluster=kernel.cluster,
         )
+
+    def whole_kernel(
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int
+    ) -> WholeKernel | None:
+        """The kernel of few rows whose CTAs hold all their weights, None where another must."""
+        if rows > WHOLE_ROWS or kind not in _WHOLE_KINDS or not self.takes(weight):
+            return None
+        aligned = (
+            t.data_ptr() % _COPY_BYTES == 0 and t.stride(0) % _VECTOR_X == 0 for t in (x, out)
+        )
+        return whole(*weight.shape) if all(aligned) else None
+
+    def whole_product(
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int, kernel: WholeKernel,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """`linear` of few rows; for one row added to `out`, also the parts."""
+        args: list[Argument] = [self._weights(weight), x, c_int64(x.stride(0)), out]
+        args += [c_int64(out.stride(0)), c_int32(weight.shape[0]), c_int32(rows)]
+        args += [parts, part_weights, c_int32(0 if parts is None else parts.shape[1])]
+        name = f"linear_whole_w{kernel.blocks}_{_WHOLE_KINDS[kind]}"
+        self._launch_whole(name, kernel, weight, args)
+
+    def norms_in_product(self, weight: Tensor, adder: Tensor, rows: int) -> bool:
+        """See `Ops.norms_in_product`."""
+        if rows != 1 or not self.takes(weight) or not self.takes(adder):
+            return False
+        return whole(*weight.shape) is not None and whole(*adder.shape) is not None
+
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, out: Tensor,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """See `Ops.norm_linear`."""
+        kernel = whole(*weight.shape)
+        assert kernel is not None
+        args: list[Argument] = [self._weights(weight), x, norm_weight, c_float(eps), parts]
+        args += [part_weights, c_int32(0 if parts is None else parts.shape[1]), out]
+        self._launch_whole(f"norm_linear_w{kernel.blocks}", kernel, weight, args)
+
+    def _weights(self, weight: Tensor) -> TensorMap:
+        return self.tensor_maps.get(weight, weight.shape[0], _COPIED_ROWS)
+
+    def _launch_whole(
+        self, name: str, kernel: WholeKernel, weight: Tensor, args: list[Argument]
+    ) -> None:
+        grid = kernel.ctas, 1, weight.shape[0] // _COPIED_ROWS
+        self.library.launch(name, grid, WHOLE_THREADS, args, stream=self.stream, smem=kernel.smem)
 
     def _stored(self, out: Tensor, rows: int, features: int) -> TensorMap | None:
         """How the copy engine stores a bf16 result, None if it cannot."""

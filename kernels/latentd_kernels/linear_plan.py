@@ -20,6 +20,8 @@ _FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs 
 _NAME: Final = re.compile(r"(t?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)")
 _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
+WHOLE_ROWS: Final = 8
+WHOLE_THREADS: Final = 160
 _UNIT: Final = 16  # weight rows
 _PANEL_UNITS: Final = _PANEL // _UNIT
 _STORE_BYTES: Final = 8192  # of a warpgroup of a kernel of linear_turns.cuh
@@ -108,6 +110,34 @@ def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel:
     names = MEASURED[matrix][1].split()
     place = next((i for i, most in enumerate(ROWS) if rows <= most), -1)
     return parse(names[place], segments)
+
+
+class WholeKernel(NamedTuple):
+    """One instance of csrc/hopper/linear_whole.cu, whose CTAs hold their whole share of K."""
+
+    blocks: int  # of K, of a CTA
+    ctas: int  # that share a tile: as many as the matrix has segments
+
+    @property
+    def smem(self) -> int:
+        """Bytes of dynamic shared memory: barriers, weights, activations, sums that arrive."""
+        sums = WHOLE_ROWS * (_PANEL + 4 * self.ctas) * 4
+        ring = self.blocks * (_PANEL + WHOLE_ROWS) * 128
+        return _ALIGN_BYTES + _BARRIER_BYTES + ring + sums
+
+
+WHOLE: Final = (WholeKernel(8, 4), WholeKernel(16, 2))
+"""Those that are compiled: for K = 2048 in 4 and in 2 segments."""
+
+
+@cache
+def whole(weight_rows: int, k: int) -> WholeKernel | None:
+    """The kernel that multiplies up to WHOLE_ROWS rows by a matrix of which each CTA holds its
+    share, None where there is none: bits as those of `choose`."""
+    segments = num_segments(weight_rows, k)
+    kernel = WholeKernel(k // BLOCK_K // segments, segments)
+    fits = weight_rows % _PANEL == 0 and k == kernel.blocks * segments * BLOCK_K
+    return kernel if fits and kernel in WHOLE else None
 
 
 def parse(name: str, segments: int) -> LinearKernel:

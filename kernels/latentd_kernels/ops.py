@@ -129,9 +129,23 @@ class Ops(Protocol):
         out: Tensor,
         rows: int,
         accumulate: bool = False,
+        parts: Tensor | None = None,
+        part_weights: Tensor | None = None,
     ) -> None:
         """out[r] = weight @ x[r]. x [rows, k] act, weight [m, k] act, out [rows, m] act or
-        float32, row strides free; `accumulate` adds to a float32 out. k a multiple of 32."""
+        float32, row strides free; `accumulate` adds to a float32 out. k a multiple of 32. With
+        `parts`, where norms_in_product says so, `out` gets them too, before the product."""
+
+    def norms_in_product(self, weight: Tensor, adder: Tensor, rows: int) -> bool:
+        """Whether norm_linear takes the rows and `weight`, and linear takes parts beside `adder`:
+        where it saves a node."""
+
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, out: Tensor,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """norm and linear of one row, with the same bits: out[0] = weight @ norm(x[0]), with the
+        parts added in what is normed; x stays as it is. out act."""
 
     def gated_linear(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:
         """out[r, i] = silu(weight[i] @ x[r]) * (weight[inner + i] @ x[r]). weight

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from latentd_kernels.linear_plan import BLOCK_K, parse
+from latentd_kernels.linear_plan import BLOCK_K, WHOLE_ROWS, choose, parse, whole
 from latentd_kernels.linear_table import MEASURED
 from launching import make_ops, poisoned, randn, relative_l2, replay
 
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.gpu
 SHAPES = [
     (2048, 10944),
     (102400, 2048),
+    (2048, 2048),
+    (3648, 2048),
     (576, 2048),
     (3072, 1536),
     (64, 2048),
@@ -114,6 +116,28 @@ def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool, shape: tuple[in
                 assert torch.equal(out, alone), (segments, name, kind)
 
 
+@pytest.mark.parametrize("shape", [(2048, 2048), (3648, 2048)], ids=name)
+def test_ctas_that_hold_their_weights_give_the_bits_of_those_that_do_not(
+    shape: tuple[int, int],
+) -> None:
+    torch.manual_seed(10)
+    ops = make_ops()
+    m, k = shape
+    weight, wide, residual = randn(m, k, scale=0.03), randn(9, k + 64), randn(9, m + 8).float()
+    if not ops.takes(weight):
+        pytest.skip("the kernels of sm_90a")
+    kernel, ring = whole(m, k), choose(m, k, 8, False)
+    assert kernel is not None
+    x = wide[:, 32 : k + 32]
+    for kind in (0, 2):  # bf16, added to f32
+        for rows in range(1, WHOLE_ROWS + 1):
+            expected = residual.clone() if kind else residual.bfloat16()
+            found = expected.clone()
+            ops.hopper_product(x, weight, expected[:, :m], rows, kind, False, ring)
+            ops.whole_product(x, weight, found[:, :m], rows, kind, kernel)
+            assert torch.equal(found, expected), (kind, rows)
+
+
 def test_accumulate_adds_to_the_residual_and_touches_no_other_row() -> None:
     torch.manual_seed(4)
     ops = make_ops()
@@ -155,3 +179,57 @@ def test_a_k_that_is_no_multiple_of_32_is_refused_by_name() -> None:
     ops = make_ops()
     with pytest.raises(ValueError, match="k = 40 is not a multiple of 32"):
         ops.linear(randn(1, 40), randn(16, 40), poisoned(1, 16), 1)
+
+
+@pytest.mark.parametrize("choices", [0, 3, 8, 11], ids="parts{}".format)
+def test_a_norm_within_the_product_has_the_bits_of_norm_and_product(choices: int) -> None:
+    torch.manual_seed(8)
+    ops = make_ops()
+    weight, norm_weight, adder = randn(3648, 2048, scale=0.02), randn(2048), randn(2048, 2048)
+    if not ops.norms_in_product(weight, adder, 1):
+        pytest.skip("the kernels of sm_90a")
+    x = randn(1, 2048, dtype=torch.float32)
+    parts = weighted_parts(choices)
+    before, normed = x.clone(), poisoned(1, 2048)
+    expected, found = poisoned(1, 3648), poisoned(1, 3648)
+    ops.norm_linear(x, norm_weight, 1e-6, weight, found, *parts)
+    assert torch.equal(x, before)
+    ops.norm(x, norm_weight, 1e-6, normed, 1, *parts)
+    ops.linear(normed, weight, expected, 1)
+    assert torch.equal(found, expected)
+    replayed = poisoned(1, 3648)
+    replay(lambda: ops.norm_linear(before, norm_weight, 1e-6, weight, replayed, *parts), times=3)
+    assert torch.equal(replayed, expected)
+
+
+@pytest.mark.parametrize("choices", [3, 8, 11], ids="parts{}".format)
+def test_parts_added_beside_a_product_have_the_bits_of_those_added_before(choices: int) -> None:
+    torch.manual_seed(9)
+    ops = make_ops()
+    weight, x = randn(2048, 2048, scale=0.02), randn(1, 2048)
+    if not ops.norms_in_product(weight, weight, 1):
+        pytest.skip("the kernels of sm_90a")
+    parts = weighted_parts(choices)
+    expected = randn(2, 2048, dtype=torch.float32)
+    found = expected.clone()
+    ops.norm(expected, randn(2048), 1e-6, poisoned(1, 2048), 1, *parts)
+    ops.linear(x, weight, expected, 1, accumulate=True)
+    ops.linear(x, weight, found, 1, True, *parts)
+    assert torch.equal(found, expected)
+
+
+def weighted_parts(choices: int) -> tuple[torch.Tensor, ...]:
+    """Parts of one row of 2048, of which one counts for nothing."""
+    if choices == 0:
+        return ()
+    parts = randn(1, choices, 2048, dtype=torch.float32)
+    weights = torch.rand(1, choices, device=parts.device) + 0.1
+    weights[0, 1], parts[0, 1] = 0, torch.nan
+    return parts, weights
+
+
+def test_more_than_one_row_is_normed_by_a_node_of_its_own() -> None:
+    ops = make_ops()
+    weight, adder = randn(3648, 2048), randn(2048, 2048)
+    assert not ops.norms_in_product(weight, adder, 2)
+    assert not ops.norms_in_product(randn(3648, 4096), adder, 1)

@@ -108,9 +108,54 @@ def test_the_copy_engine_stores_aligned_bf16_results(
 
 def test_a_cluster_shares_the_segments_of_a_matrix(maps: list[tuple[Any, ...]]) -> None:
     ops, library = launches("sm_90a")
-    ops.linear(bf16(1, 2048), bf16(2048, 2048), bf16(1, 2048), 1)
+    ops.linear(bf16(9, 2048), bf16(2048, 2048), bf16(9, 2048), 9)
     ops.gated_linear(bf16(1, 2048), bf16(2048, 2048), bf16(1, 1024), 1)
     alone, gated = library.launches
     assert alone.cluster == (4, 1, 1)
     assert alone.grid == (4, 1, 32)
     assert gated.cluster is None
+
+
+def test_few_rows_of_a_small_matrix_go_to_ctas_that_hold_their_weights(
+    maps: list[tuple[Any, ...]],
+) -> None:
+    ops, library = launches("sm_90a")
+    for rows, matrix, out, accumulate in (
+        (8, bf16(3648, 2048), bf16(8, 3648), False),
+        (1, bf16(2048, 2048), bf16(1, 2048).float(), True),
+        (9, bf16(2048, 2048), bf16(9, 2048), False),
+        (8, bf16(2048, 2048), bf16(8, 2048).float(), False),  # f32 out
+        (8, bf16(2048, 2048), bf16(8, 2052)[:, :2048], False),  # rows that are not aligned
+    ):
+        ops.linear(bf16(rows, 2048), matrix, out, rows, accumulate)
+    names = [launch.name for launch in library.launches]
+    assert names[:2] == ["linear_whole_w16_bf16", "linear_whole_w8_add"]
+    assert library.launches[0].grid == (2, 1, 57)
+    assert all(name.startswith("linear_n") for name in names[2:])
+
+
+def test_a_norm_in_a_product_and_parts_beside_one_are_no_launches_of_their_own(
+    maps: list[tuple[Any, ...]],
+) -> None:
+    ops, library = launches("sm_90a")
+    qkv_a, o, x = bf16(3648, 2048), bf16(2048, 2048), torch.zeros(1, 2048)
+    parts = torch.zeros(1, 8, 2048), torch.zeros(1, 8)
+    assert ops.norms_in_product(qkv_a, o, 1)
+    ops.norm_linear(x, bf16(2048), 1e-6, qkv_a, bf16(1, 3648), *parts)
+    ops.linear(bf16(1, 2048), o, x, 1, True, *parts)
+    names = [launch.name for launch in library.launches]
+    assert names == ["norm_linear_w16", "linear_whole_w8_add"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_where_the_norm_has_a_node_of_its_own_parts_are_refused_beside_a_product(
+    arch: str, maps: list[tuple[Any, ...]]
+) -> None:
+    ops, _ = launches(arch)
+    wide, square = bf16(3648, 2048), bf16(2048, 2048)
+    assert not ops.norms_in_product(wide, square, 2)
+    assert not ops.norms_in_product(wide, bf16(2048, 4096), 1)
+    assert ops.norms_in_product(wide, square, 1) == (arch == "sm_90a")
+    parts = torch.zeros(1, 8, 2048), torch.zeros(1, 8)
+    with pytest.raises(ValueError, match="norms_in_product"):
+        ops.linear(bf16(1, 4096), bf16(2048, 4096), torch.zeros(1, 2048), 1, True, *parts)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from latentd_kernels.linear_plan import BLOCK_K, choose, num_segments, parse
+from latentd_kernels.linear_plan import BLOCK_K, WHOLE_ROWS, choose, num_segments, parse, whole
 from latentd_kernels.linear_table import MEASURED, ROWS
 from latentd_kernels.manifest import SOURCES
 
@@ -84,3 +84,29 @@ def test_every_measured_matrix_has_a_kernel_for_each_number_of_rows() -> None:
 def test_a_matrix_that_was_not_measured_takes_the_kernels_of_one_like_it() -> None:
     assert num_segments(3700, 2048) == num_segments(3648, 2048)
     assert choose(3700, 2048, 8, False) == choose(3648, 2048, 8, False)
+
+
+@pytest.mark.parametrize("matrix", MATRICES, ids=str)
+def test_ctas_that_hold_their_weights_cut_k_as_all_kernels_of_the_matrix_do(
+    matrix: tuple[int, int, bool],
+) -> None:
+    weight_rows, k, _ = matrix
+    kernel = whole(weight_rows, k)
+    if kernel is None:
+        return
+    assert kernel.ctas == num_segments(weight_rows, k)
+    assert kernel.ctas * kernel.blocks * BLOCK_K == k
+    assert weight_rows % 64 == 0
+    assert kernel.smem <= MAX_SMEM
+
+
+def test_such_kernels_are_compiled_for_the_small_matrices_of_few_rows() -> None:
+    assert [whole(m, 2048) is not None for m in (2048, 3648, 3700, 576)] == [1, 1, 0, 0]
+    assert whole(2048, 1984) is None
+    source = (SOURCES / "hopper/linear_whole.cu").read_text()
+    for m in (2048, 3648):
+        kernel = whole(m, 2048)
+        assert kernel is not None
+        for form in ("WHOLE", "NORM_LINEAR"):
+            assert f"LATENTD_{form}({kernel.blocks}, {kernel.ctas}" in source
+    assert f"kWholeRows = {WHOLE_ROWS};" in (SOURCES / "hopper/linear_whole.cuh").read_text()

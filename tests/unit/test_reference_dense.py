@@ -70,6 +70,23 @@ def test_linear_matches_float64_lands_and_accumulates(ops: ReferenceDense) -> No
     assert torch.equal(added, 1 + exact)
 
 
+def test_a_norm_within_the_product_and_parts_beside_one_are_those_of_nodes_of_their_own(
+    ops: ReferenceDense,
+) -> None:
+    torch.manual_seed(6)
+    x, norm_weight, weight = torch.randn(1, 64), torch.randn(64).bfloat16(), torch.randn(64, 64)
+    parts = torch.randn(1, 3, 64), torch.tensor([[0.5, 0.0, 2.0]])
+    found, expected, normed = torch.empty(1, 64), torch.empty(1, 64), torch.empty(1, 64).bfloat16()
+    late = x.clone()
+    ops.norm_linear(x, norm_weight, EPS, weight, found, *parts)
+    ops.linear(normed.fill_(1), weight, late, 1, True, *parts)
+    ops.norm(x, norm_weight, EPS, normed, 1, *parts)  # now x has its parts
+    ops.linear(normed, weight, expected, 1)
+    assert torch.equal(found, expected)
+    ops.linear(torch.ones(1, 64).bfloat16(), weight, x, 1, accumulate=True)
+    assert torch.equal(late, x)
+
+
 def test_gated_linear_matches_float64(ops: ReferenceDense) -> None:
     torch.manual_seed(4)
     weight, x, out = torch.randn(40, 64), torch.randn(6, 64), torch.empty(6, 20)

@@ -75,8 +75,7 @@ def _layers(
     ops.embed(model.weights.embed, ops.inputs.token_ids, acts.residual, rows)
     pending: MoeWorkspace | None = None
     for index, layer in enumerate(model.weights.layers):
-        _norm(ops, acts.residual, layer.attention.norm, eps, acts.normed, rows, pending)
-        _attention(ops, model, acts, workspace, slab, index, rows, chunk)
+        _attention(ops, model, acts, workspace, slab, index, rows, chunk, pending)
         if isinstance(layer.mlp, DenseWeights):
             pending = None
             ops.norm(acts.residual, layer.mlp_norm, eps, acts.normed, rows)
@@ -102,11 +101,19 @@ def _norm(
 
 def _attention(
     ops: Ops, model: Model, acts: Activations, workspace: AttentionWorkspace, slab: Tensor,
-    index: int, rows: int, chunk: bool,
+    index: int, rows: int, chunk: bool, pending: MoeWorkspace | None,
 ) -> None:  # fmt: skip
+    """Norm, attention and its projections; adds to the residual stream, which gets the pending
+    expert outputs too: in front of the norm, or with the last product."""
     weights: AttentionWeights = model.weights.layers[index].attention
-    nope, rope = model.config.nope_dim, model.rope
-    ops.linear(acts.normed, weights.qkv_a, acts.qkv_a, rows)
+    nope, rope, eps = model.config.nope_dim, model.rope, model.config.rms_norm_eps
+    late: tuple[Tensor, ...] = ()
+    if ops.norms_in_product(weights.qkv_a, weights.o, rows):
+        late = () if pending is None else (pending.parts, pending.expert_weights)
+        ops.norm_linear(acts.residual, weights.norm, eps, weights.qkv_a, acts.qkv_a, *late)
+    else:
+        _norm(ops, acts.residual, weights.norm, eps, acts.normed, rows, pending)
+        ops.linear(acts.normed, weights.qkv_a, acts.qkv_a, rows)
     if weights.q_norm is not None and weights.q_b is not None:
         assert acts.q_a is not None
         assert acts.q_a_normed is not None
@@ -120,7 +127,7 @@ def _attention(
         count = min(ATTENTION_ROWS, rows - first)
         ops.attend(acts.q_abs, slab, index, workspace, first, count, model.softmax_scale, chunk)
         ops.expand(workspace, weights.kv_b, acts.o, first, count, nope)
-    ops.linear(acts.o, weights.o, acts.residual, rows, accumulate=True)
+    ops.linear(acts.o, weights.o, acts.residual, rows, True, *late)
 
 
 def _moe(

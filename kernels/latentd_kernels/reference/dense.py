@@ -25,6 +25,15 @@ def matvec(weight: Tensor, x: Tensor) -> Tensor:
     return torch.mv(weight.float(), x)
 
 
+def row_with_parts(x: Tensor, row: int, parts: Tensor, part_weights: Tensor) -> Tensor:
+    """Row `row` of x, as float_row gives it, plus its weighted parts."""
+    value = float_row(x, row)
+    for part, part_weight in zip(parts[row], part_weights[row].tolist(), strict=True):
+        if part_weight != 0:  # padding rows have no parts
+            value.add_(part, alpha=part_weight)
+    return value
+
+
 class ReferenceDense(ReferenceBase):
     """embed, norm, linear and gated_linear."""
 
@@ -49,20 +58,35 @@ class ReferenceDense(ReferenceBase):
         """RMSNorm after adding the weighted parts, if any, to x (see `Ops.norm`)."""
         scale = weight.float()
         for row in range(rows):
-            value = float_row(x, row)
-            if parts is not None and part_weights is not None:
-                for part, part_weight in zip(parts[row], part_weights[row].tolist(), strict=True):
-                    if part_weight != 0:  # padding rows have no parts
-                        value.add_(part, alpha=part_weight)
+            if parts is None or part_weights is None:
+                value = float_row(x, row)
+            else:
+                value = row_with_parts(x, row, parts, part_weights)
                 x[row].copy_(value)
             inverse = torch.rsqrt(value.square().mean() + eps)
             out[row].copy_(value * inverse * scale)
 
+    def norms_in_product(self, weight: Tensor, adder: Tensor, rows: int) -> bool:
+        """Never: there is no node to save."""
+        return False
+
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, out: Tensor,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """norm and linear of one row; x stays as it is."""
+        normed = torch.empty(1, x.shape[1], dtype=norm_weight.dtype)
+        self.norm(x[:1].clone(), norm_weight, eps, normed, 1, parts, part_weights)
+        self.linear(normed, weight, out, 1)
+
     def linear(
-        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, accumulate: bool = False
-    ) -> None:
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, accumulate: bool = False,
+        parts: Tensor | None = None, part_weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """out[r] = weight @ x[r], or out[r] += with `accumulate` (out float32)."""
         for row in range(rows):
+            if parts is not None and part_weights is not None:
+                out[row].copy_(row_with_parts(out, row, parts, part_weights))
             result = matvec(weight, float_row(x, row))
             if accumulate:
                 out[row].add_(result)
