@@ -45,6 +45,7 @@ EAGER_COLUMNS: Final = (
     Column("context", "context"),
     Column("graph_us", "graph us", 1, 10),
     Column("captured_long_us", "captured long us", 1, 18),
+    Column("graph_over_long", "graph/long", 3, 12),
     Column("eager_us", "eager us", 1, 10),
     Column("queued_us", "queued us", 1, 11),
     Column("queued_over_graph", "queued/graph", 3, 14),
@@ -157,8 +158,9 @@ def measure(
 
 def compare_eager(steps: Steps, context: int, repeats: int, report: Report) -> None:
     """Print what one row takes by the device's clock: with the engine's graph, captured when no
-    row was there; with one captured behind a step of this length; and without a graph, as the host
-    makes the launches, and with all of them in the stream before the first one starts."""
+    row was there; with one captured behind a step of this length, which is what serving all lengths
+    by one graph costs; and without a graph, as the host makes the launches, and with all of them in
+    the stream before the first one starts, where each hand-off takes longer than in a graph."""
     about = "one row, a graph's replay against the same launches without one (queued: all in time)"
     report.table("eager", about, EAGER_COLUMNS)
     steps.place(1, context)
@@ -169,5 +171,6 @@ def compare_eager(steps: Steps, context: int, repeats: int, report: Report) -> N
     report.add(
         rows=1, context=context, graph_us=graph.device_us, eager_us=eager.device_us,
         captured_long_us=captured_long.device_us, queued_us=queued.device_us,
+        graph_over_long=graph.device_us / captured_long.device_us,
         queued_over_graph=queued.device_us / graph.device_us,
     )  # fmt: skip
