@@ -14,6 +14,7 @@ import torch
 from latentd_kernels import attention_shapes as shapes
 from latentd_kernels.attention_hopper import HopperAttention
 from latentd_kernels.attention_landed import LandedAttention
+from latentd_kernels.attention_maps import AttendCall
 from latentd_kernels.attention_workspace import workspace_items
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROW_DIM
 
@@ -118,15 +119,16 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         heads = q_abs.shape[1]
         if not 1 <= heads <= shapes.MAX_HEADS:
             raise ValueError(f"{heads} attention heads: 1 to {shapes.MAX_HEADS} fit")
-        if self.plans_work:
-            self.hopper_attend(q_abs, slab, layer, workspace, first_row, rows, softmax_scale, chunk)
-            return
-        inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
         is_landed = self.numerics == "landed"
         scale = _landed(softmax_scale) if is_landed else softmax_scale
-        if self.lands_on_hopper:
-            self.landed_attend(q_abs, slab, layer, workspace, first_row, rows, scale)
+        call = AttendCall(q_abs, slab, layer, workspace, first_row, rows, scale, chunk)
+        if self.plans_work:
+            self.hopper_attend(call)
             return
+        if self.lands_on_hopper:
+            self.landed_attend(call)
+            return
+        inputs, layers, max_pages = self.inputs, slab.shape[1], self.inputs.block_table.shape[1]
         args: list[Argument] = [q_abs[first_row:], slab, inputs.block_table]
         args += [inputs.slot_idx[first_row:], inputs.context_len[first_row:]]
         args += [inputs.split_start[first_row:]]

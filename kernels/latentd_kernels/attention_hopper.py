@@ -10,7 +10,14 @@ import math
 from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from latentd_kernels.attention_maps import PAGE_PARTS, node_map, page_map, query_map
+from latentd_kernels.attention_maps import (
+    PAGE_PARTS,
+    AttendCall,
+    node_map,
+    page_map,
+    query_map,
+    row_query_map,
+)
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.head_tiles import (
@@ -23,12 +30,10 @@ from latentd_kernels.head_tiles import (
 )
 from latentd_kernels.launcher import Launcher
 from latentd_kernels.row_tiles import TILE_COLUMNS, chunk_heads, row_tile
-from latentd_kernels.tensor_maps import BOX_K
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from latentd_kernels.driver import TensorMap
     from latentd_kernels.function import Argument
     from latentd_kernels.ops import AttentionWorkspace
 
@@ -123,71 +128,59 @@ class HopperAttention(Launcher):
         name = f"absorb_hopper_{nope_dim}_r{cta_rows}"
         self.library.launch(name, grid, 2 * columns, args, stream=self.stream, smem=smem)
 
-    def hopper_attend(
-        self,
-        q_abs: Tensor,
-        slab: Tensor,
-        layer: int,
-        workspace: AttentionWorkspace,
-        first_row: int,
-        rows: int,
-        softmax_scale: float,
-        chunk: bool,
-    ) -> None:
+    def hopper_attend(self, call: AttendCall) -> None:
         """One launch that follows the call's part of the work list."""
-        if first_row % MAX_CALL_ROWS:
-            raise ValueError(f"first_row {first_row}: expected a multiple of {MAX_CALL_ROWS}")
-        inputs, heads = self.inputs, q_abs.shape[1]
-        num_ctas, tile = self.num_ctas, most_heads(heads)
+        if call.first_row % MAX_CALL_ROWS:
+            raise ValueError(f"first_row {call.first_row}: expected a multiple of {MAX_CALL_ROWS}")
+        heads, maps, num_ctas = call.heads, self.tensor_maps, self.num_ctas
+        tile = most_heads(heads)
         if tile >= WIDE_TILE:
-            self._attend_wide(q_abs, slab, layer, workspace, first_row, rows, softmax_scale)
+            self._attend_wide(call)
             return
-        tile_rows = row_tile(heads, rows) if chunk else 1
+        tile_rows = row_tile(heads, call.rows) if call.chunk else 1
         if tile_rows > 1:
             tile, row_heads = TILE_COLUMNS, chunk_heads(heads)
-            queries = [query_map(self.tensor_maps, q_abs, first_row, rows, row_heads, tile_rows)]
+            queries = [query_map(maps, call, row_heads, tile_rows)]
             name = f"attend_chunk_{row_heads}"
         elif heads >= ANY_HEADS:
-            queries = [self._query_map(q_abs, first_row, rows, most) for most in ANY_TILES]
+            queries = [row_query_map(maps, call, most) for most in ANY_TILES]
             tile, name = ANY_TILES[-1], "attend_hopper_any"
         else:
-            queries = [self._query_map(q_abs, first_row, rows, tile)]
+            queries = [row_query_map(maps, call, tile)]
             name = f"attend_hopper_{tile}"
         args: list[Argument] = [*queries]
-        args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
-        args += [inputs.block_table, inputs.row_plan[first_row:]]
-        args += [inputs.work[first_row // MAX_CALL_ROWS * num_ctas :]]
-        args += [workspace.partial_o, workspace.partial_ml]
-        args += [c_int32(inputs.block_table.shape[1]), c_int32(rows), c_int32(heads)]
-        args += [c_float(softmax_scale * math.log2(math.e))]
+        args += [page_map(maps, call, boxes) for boxes in PAGE_PARTS]
+        args += self._plan_args(call, num_ctas)
+        args += [call.workspace.partial_o, call.workspace.partial_ml]
+        args += self._size_args(call)
+        args.append(c_float(call.softmax_scale * math.log2(math.e)))
         smem = attend_smem(tile)
         grid = (num_ctas, 1, 1)
         self.library.launch(name, grid, 256, args, stream=self.stream, smem=smem)
 
-    def _attend_wide(
-        self,
-        q_abs: Tensor,
-        slab: Tensor,
-        layer: int,
-        workspace: AttentionWorkspace,
-        first_row: int,
-        rows: int,
-        softmax_scale: float,
-    ) -> None:
-        inputs, heads = self.inputs, q_abs.shape[1]
-        groups = share_ctas(most_heads(heads))
-        shares = num_shares(heads, self.num_ctas)
+    def _attend_wide(self, call: AttendCall) -> None:
+        groups = share_ctas(most_heads(call.heads))
+        shares, maps = num_shares(call.heads, self.num_ctas), self.tensor_maps
         args: list[Argument] = []
-        args += [self._query_map(q_abs, first_row, rows, WIDE_TILE, n) for n in PAGE_PARTS]
-        args += [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
-        args += [node_map(self.tensor_maps, workspace.partial_o), inputs.block_table]
-        args += [inputs.row_plan[first_row:], inputs.work[first_row // MAX_CALL_ROWS * shares :]]
-        args += [workspace.partial_ml, c_int32(inputs.block_table.shape[1]), c_int32(rows)]
-        args += [c_int32(heads), c_int32(groups), c_float(softmax_scale * math.log2(math.e))]
+        args += [row_query_map(maps, call, WIDE_TILE, boxes) for boxes in PAGE_PARTS]
+        args += [page_map(maps, call, boxes) for boxes in PAGE_PARTS]
+        args.append(node_map(maps, call.workspace.partial_o))
+        args += self._plan_args(call, shares)
+        args += [call.workspace.partial_ml, *self._size_args(call), c_int32(groups)]
+        args.append(c_float(call.softmax_scale * math.log2(math.e)))
         grid, cluster, name = (shares * groups, 1, 1), (groups, 1, 1), "attend_hopper_wide"
         self.library.launch(
             name, grid, 384, args, stream=self.stream, smem=WIDE_SMEM, cluster=cluster
         )
+
+    def _plan_args(self, call: AttendCall, shares: int) -> list[Argument]:
+        """Block table, plans of the rows, and the call's part of a work list of so many shares."""
+        inputs, first_share = self.inputs, call.first_row // MAX_CALL_ROWS * shares
+        return [inputs.block_table, inputs.row_plan[call.first_row :], inputs.work[first_share:]]
+
+    def _size_args(self, call: AttendCall) -> list[Argument]:
+        max_pages = self.inputs.block_table.shape[1]
+        return [c_int32(max_pages), c_int32(call.rows), c_int32(call.heads)]
 
     def hopper_expand(
         self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
@@ -202,19 +195,3 @@ class HopperAttention(Launcher):
         args += [c_int32(rows), c_int32(form.cta_rows), c_int32(nope_dim), c_int32(v_dim)]
         grid = (v_dim // form.values, heads, -(-rows // form.cta_rows))
         self.library.launch(form.name, grid, form.threads, args, stream=self.stream, smem=form.smem)
-
-    def _query_map(
-        self, q_abs: Tensor, first_row: int, rows: int, tile: int, boxes: int = ROW_DIM // BOX_K
-    ) -> TensorMap:
-        """q_abs as [rows][9][heads][64]: one copy brings the tile of a row; heads that the model
-        does not have arrive as zeros. The kernels of the landed chain and of chunks want the order
-        of `attention_maps.query_map`.
-        """
-        heads = q_abs.shape[1]
-        address = q_abs.data_ptr() + first_row * heads * ROW_DIM * 2
-        return self.tensor_maps.of_bytes(
-            address,
-            (BOX_K, heads, ROW_DIM // BOX_K, rows),
-            (ROW_DIM * 2, BOX_K * 2, heads * ROW_DIM * 2),
-            (BOX_K, tile, boxes, 1),
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import c_float, c_int32
 from typing import TYPE_CHECKING, Final
 
-from latentd_kernels.attention_maps import PAGE_PARTS, page_map, query_map
+from latentd_kernels.attention_maps import PAGE_PARTS, AttendCall, page_map, query_map
 from latentd_kernels.geometry import PAGE_SIZE, max_splits
 from latentd_kernels.launcher import Launcher
 
@@ -49,19 +49,21 @@ def chain_splits(heads: int) -> int:
 class LandedAttention(Launcher):
     """attend and expand of `Ops` in landed mode on sm_90a; arguments are checked already."""
 
-    def landed_attend(
-        self, q_abs: Tensor, slab: Tensor, layer: int, workspace: AttentionWorkspace,
-        first_row: int, rows: int, scale: float,
-    ) -> None:  # fmt: skip
-        """Two launches: maxima and sums of all splits, then the output of all chains. `scale` is a
-        bf16 number."""
-        inputs, heads = self.inputs, q_abs.shape[1]
+    def landed_attend(self, call: AttendCall) -> None:
+        """Two launches: maxima and sums of all splits, then the output of all chains. The softmax
+        scale is a bf16 number."""
+        inputs, heads, first_row, workspace = (
+            self.inputs,
+            call.heads,
+            call.first_row,
+            call.workspace,
+        )
         max_pages = inputs.block_table.shape[1]
-        pages = [page_map(self.tensor_maps, slab, layer, boxes) for boxes in PAGE_PARTS]
+        pages = [page_map(self.tensor_maps, call, boxes) for boxes in PAGE_PARTS]
         rest: list[Argument] = [inputs.block_table, inputs.slot_idx[first_row:]]
         rest += [inputs.context_len[first_row:], workspace.partial_o, workspace.partial_ml]
-        rest += [c_int32(rows), c_int32(heads), c_int32(max_pages)]
-        rest += [c_int32(max_splits(max_pages * PAGE_SIZE)), c_float(scale)]
+        rest += [c_int32(call.rows), c_int32(heads), c_int32(max_pages)]
+        rest += [c_int32(max_splits(max_pages * PAGE_SIZE)), c_float(call.softmax_scale)]
         sums, output = sums_tile(heads), output_tile(heads)
         groups = -(-heads // output)
         ctas = self.library.sm_count
@@ -69,8 +71,7 @@ class LandedAttention(Launcher):
             (f"landed_sums_{sums}", sums, ctas, SUMS_SMEM[sums]),
             (f"landed_output_{output}", output, ctas // groups * groups, OUTPUT_SMEM[output]),
         ):
-            query = query_map(self.tensor_maps, q_abs, first_row, rows, tile)
-            args = [query, *pages, *rest]
+            args = [query_map(self.tensor_maps, call, tile), *pages, *rest]
             self.library.launch(
                 name, (grid, 1, 1), _ATTEND_THREADS, args, stream=self.stream, smem=smem
             )

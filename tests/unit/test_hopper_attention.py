@@ -9,6 +9,7 @@ import torch
 
 from attention_case import LAYOUT, make_case
 from latentd_kernels.attention_hopper import WIDE_SMEM, HopperAttention, attend_smem, expand_form
+from latentd_kernels.attention_maps import AttendCall
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_CALL_ROWS
 from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.head_tiles import ANY_HEADS, ANY_TILES, WIDE_HEADS, WIDE_TILE, head_tile
@@ -65,4 +66,4 @@ def test_a_call_that_starts_between_the_planned_ones_is_refused() -> None:
     workspace = allocate_workspace(1, 64, 4, "f32", torch.device("cpu"))
     q_abs = torch.zeros(8, 4, 576, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="first_row 3: expected a multiple of 128"):
-        ops.hopper_attend(q_abs, case.slab, 1, workspace, 3, 1, 0.1, False)
+        ops.hopper_attend(AttendCall(q_abs, case.slab, 1, workspace, 3, 1, 0.1))
