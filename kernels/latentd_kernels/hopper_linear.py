@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from latentd_kernels.driver import TensorMap
     from latentd_kernels.function import Argument
 
-_COPIED_ROWS: Final = 64  # of weights in a copy; of gates and of ups half of it for LinearCta
 _VECTOR: Final = 4  # features that a thread stores at once
+_COPIED_ROWS: Final = 64  # of weights, in a copy of a kernel that holds them
 _STORED: Final = (64, 16)  # features and rows of a result that the copy engine stores at once
 _WHOLE_KINDS: Final = {0: "bf16", 2: "add"}  # OutKind in csrc/hopper/linear_parts.cuh
 _VECTOR_X: Final = 8  # elements of which row strides are multiples, where rows are read by 16 bytes
@@ -58,15 +58,17 @@ class HopperLinear(Launcher):
             and out.stride(0) % _VECTOR == 0
             and out.data_ptr() % vector_bytes == 0
         )
-        copied = _COPIED_ROWS // 2 if gated and not kernel.turns else _COPIED_ROWS
+        height = kernel.height(weight_rows, rows, self.library.sm_count, gated)
         args: list[Argument] = [
-            self.tensor_maps.get(weight, weight_rows, copied),
+            self.tensor_maps.get(weight, weight_rows, height),
             self.tensor_maps.get(x, rows, kernel.rows),
         ]
         if kernel.turns:
             stored = self._stored(out, rows, features) if out.element_size() == 2 else None
             vectors = vectors and (stored is not None or out.element_size() != 2)
             args.append(stored or args[0])
+        else:
+            args.append(c_int32(height))
         args += [
             out,
             c_int64(out.stride(0)),
@@ -74,7 +76,7 @@ class HopperLinear(Launcher):
         ]
         self.library.launch(
             ("gated_" if gated else "linear_") + kernel.variant,
-            kernel.grid(weight_rows, rows, self.library.sm_count),
+            kernel.grid(weight_rows, rows, self.library.sm_count, gated),
             kernel.threads,
             args,
             stream=self.stream,

@@ -22,8 +22,8 @@ _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
 WHOLE_ROWS: Final = 8
 WHOLE_THREADS: Final = 160
-_UNIT: Final = 16  # weight rows
-_PANEL_UNITS: Final = _PANEL // _UNIT
+_UNIT: Final = 16  # weight rows that the kernels of linear_turns.cuh deal out
+_FOUR: Final = 4  # features that a thread stores at once
 _STORE_BYTES: Final = 8192  # of a warpgroup of a kernel of linear_turns.cuh
 _SM_SMEM: Final = 228 * 1024
 _CTA_SMEM: Final = 1024  # that the system takes of it for each CTA
@@ -40,7 +40,7 @@ class LinearKernel(NamedTuple):
     segments: int  # of K, one after the other in a CTA
     ctas: int  # that share a tile's segments
     turns: bool = False  # a CTA takes one tile after the other
-    even: bool = False  # tiles are made smaller until they fill whole rounds of the card
+    even: bool = False  # panels are made lower until the tiles fill whole rounds of the card
 
     @property
     def variant(self) -> str:
@@ -50,8 +50,8 @@ class LinearKernel(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: the warpgroups and a copying warp."""
-        return 128 * self.groups + 32
+        """Threads of a CTA: warpgroups, and a copying warp where registers leave room for it."""
+        return 128 * self.groups + (32 if self.groups < 5 or self.rows < 128 else 0)
 
     @property
     def smem(self) -> int:
@@ -64,16 +64,32 @@ class LinearKernel(NamedTuple):
         in_ring = self.ctas == 1 or (self.rows >= 64 and ring >= 2 * sums)
         return _ALIGN_BYTES + _BARRIER_BYTES + (max(ring, sums) if in_ring else ring + sums)
 
-    def grid(self, weight_rows: int, rows: int, num_sms: int) -> tuple[int, int, int]:
-        """CTAs for a matrix (of a gated product: gate and up rows) on a card of `num_sms` SMs."""
-        units, row_tiles = -(-weight_rows // _UNIT), -(-rows // self.rows)
+    def at_once(self, rows: int, num_sms: int) -> int:
+        """Tiles of weight rows that a card of `num_sms` SMs takes in one round."""
         resident = min(_SM_SMEM // (self.smem + _CTA_SMEM), _SM_THREADS // self.threads)
-        at_once = max(1, resident * num_sms // (self.ctas * row_tiles))
+        return max(1, resident * num_sms // (self.ctas * -(-rows // self.rows)))
+
+    def height(self, weight_rows: int, rows: int, num_sms: int, gated: bool) -> int:
+        """Features of a panel, those of a box of the weights' map."""
+        most = _PANEL // 2 if gated else _PANEL
         if self.turns:
-            return row_tiles, min(at_once, units), 1
-        tiles = -(-units // (_PANEL_UNITS * self.groups))
-        if self.even:
-            tiles = min(units, -(-tiles // at_once) * at_once)
+            return _PANEL
+        if not self.even:
+            return most
+        features, at_once = weight_rows // (2 if gated else 1), self.at_once(rows, num_sms)
+        rounds = -(-features // (most * self.groups * at_once))
+        fours = -(-features // (_FOUR * self.groups * at_once * rounds))
+        return min(most, _FOUR * fours)
+
+    def grid(
+        self, weight_rows: int, rows: int, num_sms: int, gated: bool = False
+    ) -> tuple[int, int, int]:
+        """CTAs for a matrix (of a gated product: gate and up rows) on a card of `num_sms` SMs."""
+        row_tiles = -(-rows // self.rows)
+        if self.turns:
+            return row_tiles, min(self.at_once(rows, num_sms), -(-weight_rows // _UNIT)), 1
+        height = self.height(weight_rows, rows, num_sms, gated)
+        tiles = -(-weight_rows // ((2 if gated else 1) * height * self.groups))
         return self.ctas, row_tiles, tiles
 
     @property

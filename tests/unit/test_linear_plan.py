@@ -44,20 +44,30 @@ def test_kernels_fit_an_sm_and_cover_the_matrix(matrix: tuple[int, int, bool]) -
         assert kernel.smem <= MAX_SMEM
         assert kernel.ctas <= MAX_CLUSTER
         for num_sms in (1, 114, 132):
-            x, y, z = kernel.grid(weight_rows, rows, num_sms)
+            x, y, z = kernel.grid(weight_rows, rows, num_sms, gated)
             row_tiles, shares = (x, y) if kernel.turns else (y, z)
-            assert kernel.turns or x == kernel.ctas
             assert row_tiles * kernel.rows >= rows
-            units = -(-weight_rows // 16)  # what weights are dealt out in
-            assert shares <= units
-            assert kernel.turns or -(-units // shares) <= 4 * kernel.groups
+            if kernel.turns:
+                assert shares <= -(-weight_rows // 16)  # what weights are dealt out in
+                continue
+            assert x == kernel.ctas
+            height = kernel.height(weight_rows, rows, num_sms, gated)
+            assert height % 4 == 0
+            assert 0 < height <= (32 if gated else 64)
+            features, tile = weight_rows // (2 if gated else 1), height * kernel.groups
+            assert (shares - 1) * tile < features <= shares * tile
 
 
-def test_even_shares_fill_whole_rounds_of_the_card() -> None:
+def test_lower_panels_fill_whole_rounds_of_the_card() -> None:
     kernel = parse("128.2.6.6e", 2)  # one CTA an SM, two a tile
-    assert kernel.grid(7168, 128, 132) == (2, 1, 66)
+    assert kernel.height(7168, 128, 132, False) == 56
+    assert kernel.grid(7168, 128, 132) == (2, 1, 64)
+    assert kernel._replace(even=False).height(7168, 128, 132, False) == 64
     assert kernel._replace(even=False).grid(7168, 128, 132) == (2, 1, 56)
-    assert kernel.grid(64, 128, 132) == (2, 1, 4)  # no share without weights
+    assert kernel.grid(64, 128, 132) == (2, 1, 8)  # panels of four features
+    gated = parse("128.5.4.4e", 1)
+    assert gated.height(36864, 128, 132, True) == 28
+    assert gated.grid(36864, 128, 132, True) == (1, 1, 132)
 
 
 def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:

@@ -5,9 +5,9 @@
 template <class Cta>
 LATENTD_DEVICE void run(const Cta& cta) {
   pdl_launch();
-  if (threadIdx.x == Cta::kConsumers) cta.start_copies();
+  if (threadIdx.x == Cta::kCopier) cta.start_copies();
   __syncthreads();
-  if (threadIdx.x >= Cta::kConsumers) {
+  if (Cta::kCopyingWarp && threadIdx.x >= Cta::kConsumers) {
     cta.produce();
   } else {
     cta.consume();
@@ -20,15 +20,17 @@ extern __shared__ char smem[];
 #define LATENTD_OUT void *out, long long out_stride, int num_features, int k_blocks, int rows, int kind, int vectors
 #define LATENTD_ARGS Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem)
 
-#define LATENTD_LINEAR(n, groups, w, x_, segments)                                    \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                     \
-      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, LATENTD_OUT) { \
-    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, LATENTD_ARGS));     \
+#define LATENTD_THREADS(n, groups) (128 * groups + 32 * has_copying_warp(n, groups))
+
+#define LATENTD_LINEAR(n, groups, w, x_, segments)                                                \
+  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups))                        \
+      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) { \
+    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, height, LATENTD_ARGS));         \
   }
-#define LATENTD_GATED(n, groups, w, x_)                                     \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)           \
-      gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, LATENTD_OUT) { \
-    run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, LATENTD_ARGS));   \
+#define LATENTD_GATED(n, groups, w, x_)                                                 \
+  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups))              \
+      gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, int height, LATENTD_OUT) { \
+    run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, height, LATENTD_ARGS));       \
   }
 #define LATENTD_LINEAR_TURNS(n, groups, stages)                                            \
   extern "C" __global__ void __launch_bounds__(128 * groups + 32)                          \
@@ -41,17 +43,19 @@ extern __shared__ char smem[];
     run(LinearTurns<n, groups, stages, true>(&weight, &x, &stored, LATENTD_ARGS));        \
   }
 
-// kernel linear_n*: out = W x by warpgroup products; n batch rows and g panels of 64 weight rows a CTA, rings of w
-//   and x blocks of 64 k, s segments of K a CTA.
-// shapes: weight [num_features, k] bf16 as a tensor map in boxes of 64 rows by 64 columns, x [rows, k] bf16 in boxes
-//   of n rows, out [rows, num_features] bf16, f32, or f32 added to; row strides free; k = 64 k_blocks.
+// kernel linear_n*: out = W x by warpgroup products; n batch rows and g panels of `height` weight rows a CTA, rings of
+//   w and x blocks of 64 k, s segments of K a CTA.
+// shapes: weight [num_features, k] bf16 as a tensor map in boxes of `height` rows (a multiple of 4, at most 64) by 64
+//   columns, x [rows, k] bf16 in boxes of n rows, out [rows, num_features] bf16, f32, or f32 added to; row strides
+//   free; k = 64 k_blocks.
 // rounds: S = s * gridDim.x segments of K, each one f32 accumulator over k16 steps in rising k; the S sums are added
 //   as a balanced tree: the same bits for all instances and row counts of equal S; one landing for a bf16 out
-// launch: grid (S / s, ceil(rows / n), equal shares of at most 64 g weight rows), clusters of (S / s, 1, 1), 128 g + 32
-//   threads, dynamic shared memory as in linear_plan.py
+// launch: grid (S / s, ceil(rows / n), ceil(num_features / (g height))), clusters of (S / s, 1, 1), 128 g + 32 threads
+//   (640 if g = 5 and n = 128), dynamic shared memory as in linear_plan.py
 
-// kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, 32 g features a CTA.
-// shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of 32 rows by 64 columns; else as linear_n
+// kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
+// shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of `height` rows (a multiple of 4, at most 32)
+//   by 64 columns; else as linear_n
 // rounds: both products in f32 as in linear_n with S = 1; the result lands once
 // launch: as linear_n with S = 1
 
@@ -111,15 +115,15 @@ LATENTD_LINEAR(128, 2, 8, 5, 2)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_GATED(8, 1, 7, 7)
-LATENTD_GATED(8, 1, 12, 12)
 LATENTD_GATED(16, 1, 6, 6)
 LATENTD_GATED(16, 1, 7, 7)
 LATENTD_GATED(32, 1, 5, 5)
 LATENTD_GATED(48, 1, 4, 4)
 LATENTD_GATED(64, 1, 4, 4)
-LATENTD_GATED(64, 1, 5, 3)
+LATENTD_GATED(64, 5, 4, 4)
 LATENTD_GATED(96, 3, 6, 5)
 LATENTD_GATED(128, 3, 5, 5)
+LATENTD_GATED(128, 5, 4, 4)
 LATENTD_LINEAR_TURNS(96, 3, 5)
 LATENTD_LINEAR_TURNS(128, 2, 6)
 LATENTD_LINEAR_TURNS(128, 3, 5)

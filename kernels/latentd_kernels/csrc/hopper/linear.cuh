@@ -14,27 +14,36 @@
 #pragma once
 #include "linear_parts.cuh"
 
+// With a warp more, the sums of five warpgroups and 128 rows would not fit the registers: one of their threads copies.
+constexpr bool has_copying_warp(int rows, int groups) { return groups < 5 || rows < 128; }
+
 template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
 struct LinearCta {
   static_assert(kStagesW >= kStagesX && (!kGated || kSegments == 1), "no such CTA");
-  static constexpr int kFeatures = 64 * kGroups;                            // weight rows
-  static constexpr int kTileFeatures = kGated ? kFeatures / 2 : kFeatures;  // at most, of a CTA
-  static constexpr int kPanelFeatures = kGated ? 32 : 64, kUnitFeatures = kPanelFeatures / 4;
+  static constexpr int kFeatures = 64 * kGroups;           // weight rows
+  static constexpr int kPanelFeatures = kGated ? 32 : 64;  // places for them: the first `height` are used
+  static constexpr int kTileFeatures = kGroups * kPanelFeatures;
   static constexpr int kConsumers = 128 * kGroups;
-  static constexpr int kThreads = kConsumers + 32;
+  static constexpr bool kCopyingWarp = has_copying_warp(kRows, kGroups);
+  static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
+  static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");
   static constexpr int kAccumulators = kRows / 2;
   static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kRingBytes = kStagesW * kBytesW + kStagesX * kBytesX;
-  static constexpr int kTurns = kRows * kTileFeatures / 4 / kConsumers;  // stores of a thread without a cluster
-  static constexpr int kBatch = kTurns > 4 ? 4 : kTurns < 1 ? 1 : kTurns;
+  static constexpr int kPanelRows = kGated ? 16 : 8;  // whose fours the threads of a warpgroup store at once
+  static constexpr int kTurns = kRows / kPanelRows;   // stores of a thread without a cluster
+  static constexpr int kMaxBatch = kRows >= 128 && kGroups <= 2 ? 16 : 4;
+  static constexpr int kBatch = kTurns > kMaxBatch ? kMaxBatch : kTurns < 1 ? 1 : kTurns;
+  static constexpr int kOldAhead = 16;                // blocks before the last one, when what is added to is fetched
+  static constexpr bool kOldFirst = kGroups < 4;      // there are registers for it beside the sums
   static constexpr bool kSendRegisters = kRows < 32;  // else the sums travel as bulk copies
 
   const TensorMap* weight_map;
   const TensorMap* x_map;
-  Output out;  // ends with the features of this CTA
+  Output out;
   int num_features;
-  Units units;
   int k_blocks;
+  int height;                                // features of a panel
   uint32_t full_w, full_x, empty, received;  // barriers
   uint32_t w, x, receive;                    // rings, and where the partial sums of the cluster arrive
   int ctas, rank;                            // that share a tile's segments; this one's number
@@ -42,15 +51,14 @@ struct LinearCta {
   bool receive_in_ring;  // behind this CTA's own sums: costs one more cluster barrier
   int slice;             // features of the tile whose sums this CTA completes and stores
 
-  LATENTD_DEVICE LinearCta(const TensorMap* weight_map, const TensorMap* x_map, const Output& out, int k_blocks,
-                           int rows, uint32_t smem)
+  LATENTD_DEVICE LinearCta(const TensorMap* weight_map, const TensorMap* x_map, int height, const Output& out,
+                           int k_blocks, int rows, uint32_t smem)
       : weight_map(weight_map),
         x_map(x_map),
         out(out),
         num_features(out.num_features),
-        units((out.num_features + kUnitFeatures - 1) / kUnitFeatures, blockIdx.z, gridDim.z),
-        k_blocks(k_blocks) {
-    if (units.end * kUnitFeatures < num_features) this->out.num_features = units.end * kUnitFeatures;
+        k_blocks(k_blocks),
+        height(height) {
     ctas = gridDim.x;
     rank = blockIdx.x;
     full_w = (smem + 1023) & ~1023u;  // tiles start at multiples of 1024 bytes
@@ -65,7 +73,7 @@ struct LinearCta {
     first_row = blockIdx.y * kRows;
     num_rows = rows - first_row < kRows ? rows - first_row : kRows;
     slice = kFeatures / ctas;
-    first_feature = units.first * kUnitFeatures;
+    first_feature = blockIdx.z * kGroups * height;
     first_block = block_of(rank * kSegments);
     num_blocks = block_of((rank + 1) * kSegments) - first_block;
   }
@@ -76,11 +84,11 @@ struct LinearCta {
 
   LATENTD_DEVICE void load_w(int block, int stage) const {
     const uint64_t policy = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
-    barrier_expect(full_w + 8 * stage, kBytesW);
+    barrier_expect(full_w + 8 * stage, kGroups * (kGated ? 2 : 1) * height * 128);
 #pragma unroll
     for (int g = 0; g < kGroups; g++) {
       load_panel<kGated>(w + stage * kBytesW + g * kPanelBytes, weight_map, (first_block + block) * 64,
-                         first_feature + g * kPanelFeatures, num_features, full_w + 8 * stage, policy);
+                         first_feature + g * height, num_features, full_w + 8 * stage, policy);
     }
   }
   LATENTD_DEVICE void load_x(int block, int stage) const {
@@ -113,6 +121,15 @@ struct LinearCta {
       if (++stage == kStagesX) stage = 0, parity ^= 1;
     }
   }
+  // Without a copying warp: what follows in the place of a block that this warpgroup has just released.
+  LATENTD_DEVICE void refill(int block, int stage, int parity) const {
+    if (threadIdx.x == kCopier && block >= 0 && block + kStagesX < num_blocks) {
+      barrier_wait(empty + 8 * stage, parity);
+      load_x(block + kStagesX, stage);
+      load_w(block + kStagesX, stage);
+    }
+    __syncwarp();
+  }
   // Tells the cluster that this CTA's barriers are ready; waited for before the first access to another's memory.
   LATENTD_DEVICE void meet() const {
     if (ctas > 1) cluster_arrive_relaxed();
@@ -131,6 +148,15 @@ struct LinearCta {
 
   // ---- The multiplying warpgroups -----------------------------------------------------------------------------
 
+  // Brings what a whole tile will be added to into the L2 cache: all CTAs will read it at the same time.
+  LATENTD_DEVICE void fetch_old() const {
+    constexpr int kLines = kTileFeatures / 32;
+    if (out.kind != kOutAccumulate || ctas > 1) return;
+    for (int i = threadIdx.x; i < num_rows * kLines; i += kConsumers) {
+      const int feature = first_feature + i % kLines * 32;
+      if (feature < out.num_features) prefetch_l2(out.address(first_row + i / kLines, feature));
+    }
+  }
   LATENTD_DEVICE void release(int stage) const {
     if ((threadIdx.x & 127) == 0) barrier_arrive(empty + 8 * stage);
   }
@@ -154,9 +180,17 @@ struct LinearCta {
         wgmma_commit();
         wgmma_wait<1>();  // the block before this one is done: its places are free
         if (previous >= 0) release(previous);
+        if constexpr (kRows >= 128 && !kGated) {
+          if (block == num_blocks - kOldAhead) fetch_old();
+        }
+        if constexpr (!kCopyingWarp) refill(block - 1, previous, parity_x ^ (stage_x == 0));
         previous = stage_x;
-        if (++stage_w == kStagesW) stage_w = 0, parity_w ^= 1;
         if (++stage_x == kStagesX) stage_x = 0, parity_x ^= 1;
+        if (kStagesW == kStagesX) {
+          stage_w = stage_x, parity_w = parity_x;
+        } else if (++stage_w == kStagesW) {
+          stage_w = 0, parity_w ^= 1;
+        }
       }
       wgmma_wait<0>();
       fold<kSegments>(acc, level, s);
@@ -169,7 +203,7 @@ struct LinearCta {
   template <class F>
   LATENTD_DEVICE void each_pair(const float (&acc)[kAccumulators], const F& f) const {
     pairs_of_features(acc, [&](int feature, int row, float lo, float hi) {
-      const int owner = kGroups == 3 ? feature / slice : feature >> (31 - __clz(slice));
+      const int owner = kGroups == 3 || kGroups == 5 ? feature / slice : feature >> (31 - __clz(slice));
       if (row < num_rows) f((row * pitch() + feature - owner * slice) * 4, owner, lo, hi);
     });
   }
@@ -202,13 +236,22 @@ struct LinearCta {
   LATENTD_DEVICE void consume() const {
     float acc[kAccumulators];
     meet();
+    if constexpr (!kCopyingWarp) {
+      if (threadIdx.x == kCopier) {
+        pdl_wait();
+        for (int i = 0; i < kStagesX && i < num_blocks; i++) load_x(i, i);
+      }
+      __syncwarp();
+    }
     multiply(acc);
     pdl_wait();  // long past: what the stores below overwrite or add to is visible to every thread
     float4 old[kBatch];
-    load_old(old, threadIdx.x);
+    const Results mine = results();
+    if (kOldFirst) load_old(old, mine, mine.row);
     if (ctas == 1) {
       lay_sums(acc);
-      store<1>(w, old);
+      if (!kOldFirst) load_old(old, mine, mine.row);
+      store<1>(w, mine, old);
       return;
     }
     if (kSendRegisters) {
@@ -223,9 +266,10 @@ struct LinearCta {
     }
     barrier_wait_cluster(received, 0);
     if (!kSendRegisters) cluster_arrive_relaxed();  // what was sent here has come
-    if (ctas == 2) store<2>(receive, old);
-    if (ctas == 4) store<4>(receive, old);
-    if (ctas == 8) store<8>(receive, old);
+    if (!kOldFirst) load_old(old, mine, mine.row);
+    if (ctas == 2) store<2>(receive, mine, old);
+    if (ctas == 4) store<4>(receive, mine, old);
+    if (ctas == 8) store<8>(receive, mine, old);
     if (!kSendRegisters) cluster_wait();  // nobody leaves while its sums may still be read
   }
 
@@ -250,29 +294,56 @@ struct LinearCta {
     }
     return part[0];
   }
-  // What this thread's next kBatch fours from `first` on are added to: as loads that wait for each other they would
-  // take longer than all the rest of the store.
-  LATENTD_DEVICE void load_old(float4 (&old)[kBatch], int first) const {
-    if (out.kind != kOutAccumulate) return;
-    const int fours = slice / 4;
+  // What this thread completes: four neighbouring features of every step-th row of the tile.
+  struct Results {
+    int row, step;
+    int place;    // of the features in the slice
+    int feature;  // out.num_features if the panel is too low for that place
+  };
+  LATENTD_DEVICE Results results() const {
+    const int fours = (kTileFeatures / 4) >> (31 - __clz(ctas)), row = threadIdx.x / fours;
+    const int place = (threadIdx.x - row * fours) * 4, in_tile = rank * 4 * fours + place;
+    const int panel = in_tile / kPanelFeatures, in_panel = in_tile % kPanelFeatures;
+    const int feature = in_panel < height ? first_feature + panel * height + in_panel : out.num_features;
+    return {row, kPanelRows * ctas, place, feature};
+  }
+  // What the next kBatch fours, from `at` on, are added to: as loads that wait for each other they would take longer
+  // than all the rest of the store.
+  LATENTD_DEVICE void load_old(float4 (&old)[kBatch], const Results& mine, int row) const {
+    if (out.kind != kOutAccumulate || !out.vectors || mine.feature >= out.num_features) return;
+    const float* at = static_cast<float*>(out.base) + (first_row + row) * out.stride + mine.feature;
 #pragma unroll
-    for (int b = 0; b < kBatch; b++) {
-      const int i = first + b * kConsumers, row = kGroups == 3 ? i / fours : i >> (31 - __clz(fours));
-      if (row < num_rows) old[b] = out.old_four(first_row + row, first_feature + rank * slice + (i - row * fours) * 4);
+    for (int b = 0; b < kBatch; b++, row += mine.step, at += mine.step * out.stride) {
+      if (row < num_rows) old[b] = *reinterpret_cast<const float4*>(at);
     }
   }
   template <int kCtas>
-  LATENTD_DEVICE void store(uint32_t sums, float4 (&old)[kBatch]) const {
-    constexpr int kSlice = kTileFeatures / kCtas, kFours = kSlice / 4;
-    for (int first = threadIdx.x; first < kFours * num_rows; first += kBatch * kConsumers) {
-      if (first >= kConsumers) load_old(old, first);
+  LATENTD_DEVICE float4 result(uint32_t sums, int place, int row) const {
+    if constexpr (kGated) {
+      place = gate_place(place);
+      return silu_times(sum_of<kCtas>(sums, place, row), sum_of<kCtas>(sums, place + 32, row));
+    } else {
+      return sum_of<kCtas>(sums, place, row);
+    }
+  }
+  template <int kCtas>
+  LATENTD_DEVICE void store(uint32_t sums, const Results& mine, float4 (&old)[kBatch]) const {
+    constexpr int kStep = kPanelRows * kCtas;
+    if (mine.feature >= out.num_features) return;
+    if (!out.vectors) {
+#pragma unroll 1
+      for (int row = mine.row; row < num_rows; row += kStep)
+        out.ones(first_row + row, mine.feature, result<kCtas>(sums, mine.place, row));
+      return;
+    }
+    char* at = out.address(first_row + mine.row, mine.feature);
+    const long long step_bytes = out.address(kStep, 0) - out.address(0, 0);
+    for (int first = mine.row; first < num_rows; first += kBatch * kStep) {
+      if (first > mine.row) load_old(old, mine, first);
 #pragma unroll
-      for (int b = 0; b < kBatch; b++) {
-        const int i = first + b * kConsumers, row = i / kFours, feature = i % kFours * 4;
-        if (row >= num_rows) break;
-        float4 v = sum_of<kCtas>(sums, kGated ? gate_place(feature) : feature, row);
-        if constexpr (kGated) v = silu_times(v, sum_of<kCtas>(sums, gate_place(feature) + 32, row));
-        out.four(first_row + row, first_feature + rank * kSlice + feature, v, old[b]);
+      for (int b = 0; b < kBatch; b++, at += step_bytes) {
+        const int row = first + b * kStep;
+        if (row < num_rows) out.four(at, result<kCtas>(sums, mine.place, row), old[b]);
       }
     }
   }

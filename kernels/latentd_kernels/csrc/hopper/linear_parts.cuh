@@ -25,10 +25,8 @@ struct Output {
       static_cast<float*>(base)[at] += value;
     }
   }
-  // What four() will add to.
-  LATENTD_DEVICE float4 old_four(int row, int feature) const {
-    if (kind != kOutAccumulate || !vectors || feature >= num_features) return {};
-    return *reinterpret_cast<const float4*>(static_cast<float*>(base) + row * stride + feature);
+  LATENTD_DEVICE char* address(int row, int feature) const {
+    return static_cast<char*>(base) + (row * stride + feature) * (kind == kOutBf16 ? 2 : 4);
   }
   // Features from an even one on, `at` where the first belongs.
   LATENTD_DEVICE void two(long long at, int feature, float lo, float hi) const {
@@ -42,28 +40,26 @@ struct Output {
       if (feature + 1 < num_features) one(at + 1, hi);
     }
   }
-  LATENTD_DEVICE void four(int row, int feature, const float4& v, const float4& old) const {
-    const long long at = row * stride + feature;
-    if (!vectors) {
-      const float values[4] = {v.x, v.y, v.z, v.w};
+  // Four features where they may not be stored at once.
+  LATENTD_DEVICE void ones(int row, int feature, const float4& v) const {
+    const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        if (feature + i < num_features) one(at + i, values[i]);
-      }
-    } else if (feature >= num_features) {
-      return;
-    } else if (kind == kOutBf16) {
-      *reinterpret_cast<uint2*>(static_cast<bf16*>(base) + at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    for (int i = 0; i < 4; i++) {
+      if (feature + i < num_features) one(row * stride + feature + i, values[i]);
+    }
+  }
+  // Four features at an address, where they may; `old` is what stands there, if it is added to.
+  LATENTD_DEVICE void four(char* at, const float4& v, const float4& old) const {
+    if (kind == kOutBf16) {
+      *reinterpret_cast<uint2*>(at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    } else if (kind == kOutF32) {
+      *reinterpret_cast<float4*>(at) = v;
     } else {
-      float4* place = reinterpret_cast<float4*>(static_cast<float*>(base) + at);
-      if (kind == kOutF32) {
-        *place = v;
-      } else {
-        *place = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
-      }
+      *reinterpret_cast<float4*>(at) = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
     }
   }
 };
+LATENTD_DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
 
 // Takes segment s of kSegments into the tree of partial sums: level l waits for the sum of the next 2^l segments. After
 // the last one the whole sum is left in `acc`.

@@ -15,7 +15,8 @@ struct LinearTurns {
   static constexpr int kPanels = kGroups / kSharing, kPanelFeatures = 64;
   static constexpr int kUnitFeatures = 16, kPanelUnits = kPanelFeatures / kUnitFeatures;
   static constexpr int kTileUnits = kPanelUnits * kPanels;
-  static constexpr int kConsumers = 128 * kGroups;
+  static constexpr int kConsumers = 128 * kGroups, kCopier = kConsumers;
+  static constexpr bool kCopyingWarp = true;
   static constexpr int kAccumulators = kRows / 2;
   static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kPassRows = 16;                                 // batch rows that are stored together
