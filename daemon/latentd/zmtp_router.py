@@ -4,9 +4,9 @@ libzmq hands every message to a thread of its own and back, which costs a step t
 one reads and writes the peers' sockets itself; DEALERs of libzmq notice no difference.
 
 Whoever connects costs the daemon little, whatever it sends, and costs others nothing: a handshake
-has 30 s and 4 KiB, a message a size (`FrameReader`) and 30 s for its next byte, all peers share one
-budget of bytes (`Holdings`), a peer whose queue of replies is full is not read until it takes them
-(`_settle`), and when descriptors run short those give way who have no session (`_make_room`).
+has 30 s and 4 KiB, a message a size (`FrameReader`) and 30 s for its next byte, a peer whose queue
+of replies is full is not read until it takes them (`_settle`), all peers share one budget of bytes,
+and when descriptors run short those give way who have no session (`Crowd`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from latentd.rarely import Rarely
 from latentd.routing import Message, Sent
-from latentd.zmtp_door import ACCEPTS, Door
-from latentd.zmtp_holdings import PROGRESS_S, Holdings
-from latentd.zmtp_peer import ZmtpPeer
-from latentd_client import protocol, zmtp
+from latentd.zmtp_crowd import IN, OUT, Crowd
+from latentd_client import protocol
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container
 
     from latentd.routing import Frames
+    from latentd.zmtp_peer import ZmtpPeer
 
 CHUNK_BYTES: Final = 1 << 16
 """Read of a peer in one turn, and no more than a frame."""
 BULK: Final = 16
 """Peers in the middle of a long message that are read in one turn: others have to wait for that."""
-IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 class ZmtpRouter:
@@ -43,25 +41,20 @@ class ZmtpRouter:
 
     def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
         """A message has at most one frame of `max_frame_bytes` beside its header."""
-        self._limits = max_frame_bytes, max_frames, max_frame_bytes + protocol.MAX_HEADER_BYTES
-        self._epoll = select.epoll()
-        self._poll = self._epoll.poll
-        self._door = Door(self._epoll)
+        max_message_bytes = max_frame_bytes + protocol.MAX_HEADER_BYTES
+        crowd = self._crowd = Crowd(max_frame_bytes, max_frames, max_message_bytes)
+        self._peers, self._by_fd = crowd.by_name, crowd.by_fd
+        self._poll = crowd.epoll.poll
         self._events: list[tuple[int, int]] = []  # seen by `look` and not dealt with
         self._wakee: socket.socket | None = None
-        self._peers: dict[bytes, ZmtpPeer] = {}  # the oldest first
-        self._by_fd: dict[int, ZmtpPeer] = {}
         self._busy: dict[ZmtpPeer, None] = {}  # their next messages may be here
         self._bulk: dict[ZmtpPeer, None] = {}  # more of their long messages is here
         self._ready: deque[Message] = deque()
-        self._num_accepted = 0
-        self._holdings = Holdings()
-        self._excess, self._strangers = Rarely(), Rarely()
         self._chunk = bytearray(min(CHUNK_BYTES, max_frame_bytes))
 
     def bind(self, endpoint: str) -> None:
         """Listen on an ipc endpoint. Raises OSError."""
-        self._door.bind(endpoint.removeprefix("ipc://"))
+        self._crowd.bind(endpoint.removeprefix("ipc://"))
 
     def receive(self) -> Message | None:
         """See Router.receive."""
@@ -87,7 +80,7 @@ class ZmtpRouter:
                 self._settle(peer)
             if peer.is_paused:
                 if mask & GONE:
-                    self._drop(peer)
+                    self._crowd.drop(peer)
             elif mask & ~OUT and not peer.is_busy and not peer.is_lost:
                 if peer.is_bulky:
                     self._bulk[peer] = None
@@ -116,56 +109,19 @@ class ZmtpRouter:
     def _settle(self, peer: ZmtpPeer) -> None:
         """Note what has become of a peer, after all but plain messages and replies that left."""
         if peer.is_lost:
-            self._drop(peer)
+            self._crowd.drop(peer)
             return
         peer.is_paused = peer.is_full
         peer.is_bulky = not peer.is_busy and peer.unfinished >= len(self._chunk)
         if peer.is_busy and not peer.is_paused:
             self._busy[peer] = None
-        mask = (0 if peer.is_paused else IN) | (OUT if peer.has_queue else 0)
-        if mask != peer.mask:
-            peer.mask = mask
-            self._epoll.modify(peer.socket, mask)
-        self._holdings.note(peer)
-        while largest := self._holdings.excess():
-            self._excess.warn(
-                "connections hold too much (unfinished messages, unread replies): "
-                "one with %d bytes is closed", largest.held_bytes,
-            )  # fmt: skip
-            self._drop(largest)
+        self._crowd.note(peer)
 
     def _other_event(self, fd: int) -> None:
-        if fd == self._door.fileno():
-            for sock in self._door.take(len(self._peers)):
-                self._welcome(sock)
+        if self._crowd.is_door(fd):
+            self._crowd.let_in()
         elif self._wakee is not None and fd == self._wakee.fileno():
             self._wakee.recv(4096)
-
-    def _welcome(self, sock: socket.socket) -> None:
-        """Make a peer of a connection."""
-        self._num_accepted += 1
-        name = self._num_accepted.to_bytes(8, "big")  # never the same again
-        peer = ZmtpPeer(sock, name, zmtp.FrameReader(*self._limits), self._holdings.now)
-        if peer.is_lost:  # it went before its turn came
-            peer.close()
-            return
-        self._peers[name] = self._by_fd[sock.fileno()] = peer
-        self._holdings.note(peer)
-        peer.mask = IN
-        self._epoll.register(sock, IN)
-
-    def _drop(self, peer: ZmtpPeer) -> None:
-        """Let go of a peer."""
-        if self._peers.pop(peer.name, None) is None:
-            return
-        del self._by_fd[peer.socket.fileno()]
-        self._busy.pop(peer, None)
-        self._bulk.pop(peer, None)
-        self._holdings.forget(peer)
-        peer.is_lost = True
-        if peer.fault:
-            self._strangers.warn("a connection was refused: the peer %s", peer.fault)
-        peer.close()  # which takes it out of epoll too
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send. A reply is never refused: who has too many of them asks no more."""
@@ -197,7 +153,7 @@ class ZmtpRouter:
     def watch(self, wakee: socket.socket) -> None:
         """See Router.watch."""
         self._wakee = wakee
-        self._epoll.register(wakee, IN)
+        self._crowd.epoll.register(wakee, IN)
 
     def sleep(self, timeout_ms: int) -> None:
         """See Router.sleep."""
@@ -206,20 +162,7 @@ class ZmtpRouter:
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""
-        for peer in self._holdings.tick(now):
-            self._drop(peer)
-        if self._door.is_shut:
-            self._make_room(in_use())
-            self._door.open()
-
-    def _make_room(self, in_use: Container[bytes]) -> None:
-        """Close the oldest connections that no session uses and that had their time to begin one.
-        Nobody is closed for being idle as long as there is room: an idle peer costs a descriptor
-        and nothing else."""
-        before = self._holdings.now - PROGRESS_S
-        idle = (p for p in self._peers.values() if p.came_at < before and p.name not in in_use)
-        for peer in list(islice(idle, ACCEPTS)):
-            self._drop(peer)
+        self._crowd.tick(now, in_use)
 
     def close(self, linger_ms: int) -> None:
         """See Router.close."""
@@ -232,7 +175,4 @@ class ZmtpRouter:
                 if mask & OUT and fd in self._by_fd:
                     self._by_fd[fd].flush()
                     self._settle(self._by_fd[fd])
-        for peer in list(self._peers.values()):
-            self._drop(peer)
-        self._door.close()
-        self._epoll.close()
+        self._crowd.close()

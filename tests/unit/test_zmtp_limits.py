@@ -99,7 +99,7 @@ def test_a_message_is_bounded_as_a_whole_and_not_only_frame_by_frame(
     assert send_all(router, good, message([header, body])) == [[header, body]]
     assert not send_all(router, bad, message([header, body, b"x"]))
     assert is_closed(bad)
-    assert router._holdings._total == 0
+    assert router._crowd._holdings._total == 0
     for sock in (good, bad):
         sock.close()
 
@@ -146,7 +146,7 @@ def test_all_connections_share_one_budget_and_who_holds_most_for_longest_goes(
     assert send_all(router, good, frame(body)) == [[body]]
     for sock in crowd[3:]:
         send_all(router, sock, long_frame(MAX_FRAME_BYTES) + bytes(200_000))
-        assert router._holdings._total <= 4 << 20
+        assert router._crowd._holdings._total <= 4 << 20
     pass_time(router, 1)
     assert send_all(router, good, frame(body)) == [[body]]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -187,7 +187,7 @@ def test_who_goes_in_the_middle_of_a_turn_is_not_read_in_it(
     for sock in crowd:
         sock.sendall(bytes(100_000))  # together 2 MB
     run(router, 10)
-    assert router._holdings._total <= 1 << 20
+    assert router._crowd._holdings._total <= 1 << 20
     assert 0 < len(router._peers) - 1 < 12
     good.sendall(frame(b"fine"))
     assert await_message(router)[1] == [b"fine"]
@@ -328,7 +328,7 @@ def test_a_peer_that_is_not_read_is_let_go_when_it_dies(path: Path, router: Zmtp
     sock.close()
     run(router, 3)
     assert not router._peers
-    assert not router._holdings._total
+    assert not router._crowd._holdings._total
     assert not router.look()
 
 
@@ -437,7 +437,7 @@ def test_thousands_of_requests_sent_before_the_first_reply_is_read_all_get_their
         sender.join()
         assert ids == list(range(count))
         assert not other.stats()["server"].get("replies_dropped")
-        assert router._holdings._total == 0
+        assert router._crowd._holdings._total == 0
 
 
 def test_a_row_in_flight_is_waited_for_by_so_many_requests_and_others_are_busy(
