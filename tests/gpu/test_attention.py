@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,8 +28,8 @@ from attention_case import (
 from latentd_kernels import attention, attention_workspace
 from latentd_kernels.attention import AttentionLaunches
 from latentd_kernels.geometry import MAX_CTX, ROW_DIM
-from latentd_kernels.library import Library
 from latentd_kernels.staging import StepRing
+from launching import library
 
 if TYPE_CHECKING:
     from latentd_kernels.ops import Numerics
@@ -53,11 +52,6 @@ HEADS = [
     )
 ]
 BOTH: list[Numerics] = ["f32", "landed"]
-
-
-@lru_cache(maxsize=1)
-def library() -> Library:
-    return Library()
 
 
 def launches(case: Case, numerics: Numerics) -> AttentionLaunches:
