@@ -120,6 +120,15 @@ class RecordRoutes:
         )
         self.choices.append(workspace.expert_ids[:rows, : params.top_k].cpu().clone())
 
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """norm_route, then the experts of `inner`."""
+        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
+        self.inner.experts(normed, gate_up, down, params, workspace, rows)
+
 
 class ForceRoutes:
     """`inner`, choosing the experts of an earlier run call by call; weights are its own.
@@ -146,6 +155,15 @@ class ForceRoutes:
         kept = torch.full_like(logits[:rows], -torch.inf)
         kept.scatter_(1, ids, logits[:rows].gather(1, ids))
         self.inner.route(kept, None, replace(params, num_groups=1, top_groups=1), workspace, rows)
+
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """norm_route, then the experts of `inner`."""
+        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
+        self.inner.experts(normed, gate_up, down, params, workspace, rows)
 
 
 def flips(a: Choices, b: Choices) -> int:

@@ -20,7 +20,7 @@ from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
 from latentd_kernels.linear_plan import WHOLE, WholeKernel, parse
 from latentd_kernels.linear_table import MEASURED
-from latentd_kernels.moe import allocate_moe_workspace
+from latentd_kernels.moe_workspace import allocate_moe_workspace
 from latentd_kernels.ops import RouterParams
 from latentd_kernels.staging import RingLayout, StepRing, allocate_inputs
 
@@ -162,7 +162,7 @@ def portable_linear(weight_rows: int, rows: int, sm_count: int) -> Callable[[Car
 def moe(
     rows: int, experts: int = 8, inner: int = 128, hidden: int = 256, plain_route: bool = False
 ) -> Callable[[Card], None]:
-    """norm_route and the expert products, or the choice by logits that are there."""
+    """A whole MoE layer, or the choice by logits that are there and the expert products."""
 
     def run(card: Card) -> None:
         params = RouterParams(2, "sigmoid", 2, 1, "top2", True, 1.0, 1)
@@ -170,15 +170,15 @@ def moe(
         space = allocate_moe_workspace(rows, 3, total, inner, hidden, act, card.device)
         ops, x = card.ops(), card.randn(rows, hidden, dtype=torch.float32)
         normed, logits = card.randn(rows, hidden), torch.zeros(rows, experts, device=card.device)
+        gate_up, down = card.randn(total, 2 * inner, hidden), card.randn(total, hidden, inner)
         if plain_route:
             ops.route(card.randn(rows, experts, dtype=torch.float32), None, params, space, rows)
+            ops.experts(normed, gate_up, down, params, space, rows)
         else:
-            ops.norm_route(
+            ops.moe(
                 x, card.randn(hidden), 1e-6, normed, card.randn(experts, hidden), None, logits,
-                params, space, rows,
+                gate_up, down, params, space, rows,
             )  # fmt: skip
-        gate_up, down = card.randn(total, 2 * inner, hidden), card.randn(total, hidden, inner)
-        ops.experts(normed, gate_up, down, params, space, rows)
 
     return run
 
@@ -283,7 +283,8 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
         for rows, sms in ((1, 4), (9, 4), (17, 4), (33, 4), (65, 1), (65, 132))
     },
     "portable linear, deep": portable(portable_linear(2592, 1, 132)),
-    **{f"experts, {rows} rows": moe(rows) for rows in (1, 5, 70)},
+    **{f"experts, {rows} rows": moe(rows) for rows in (1, 5, 12, 70)},
+    "experts of an odd tile": moe(1, hidden=192, plain_route=True),
     "route, 20 rows": moe(20, plain_route=True),
     **{f"portable experts, {rows} rows": portable(moe(rows)) for rows in (2, 80)},
     "sample, 5000 ids": sampling(5000, 40, 0.9, 0.02),

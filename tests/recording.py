@@ -11,7 +11,7 @@ class Recorder:
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
-        self.sm_count = 132
+        self.sm_count, self.max_smem = 132, 232448
         self.launches: list[SimpleNamespace] = []
 
     def launch(

@@ -27,8 +27,8 @@ _WGMMA_THREADS: Final = 160
 # Two CTAs an SM; measured on an H200 in whole steps of 1 to 64 rows.
 _UP_RING_BYTES: Final = 5 * (2 * 8192 + 1024)
 _DOWN_RING_BYTES: Final = 11 * 8192 + 22 * 1024
-_FEW_ROWS: Final = 8  # of an expert that down copies at once, up to _ALL_BLOCKS blocks of k
-_ALL_BLOCKS: Final = 32
+_FEW_ROWS: Final = 8  # of an expert that down copies at once
+_ALL_BLOCKS: Final = 32  # of k that down copies at once
 _STAGED_BYTES: Final = 4608
 _GATHER_THREADS: Final = 128
 _THREADS: Final = 256  # of the portable products

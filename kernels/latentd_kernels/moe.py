@@ -1,12 +1,10 @@
 """Launches of the router and of the grouped expert products: csrc/route.cu, csrc/hopper/route.cu
-and what experts.py launches. Holds the limits of a MoE layer and its workspace."""
+and what experts.py launches. Holds the limits of a MoE layer."""
 
 from __future__ import annotations
 
 from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final
-
-import torch
 
 from latentd_kernels.dense import DenseLaunches, require_rows
 from latentd_kernels.experts import (
@@ -16,14 +14,14 @@ from latentd_kernels.experts import (
     launch_portable,
     launch_wgmma,
 )
+from latentd_kernels.experts_resident import Source, launch_resident, resident_stages
 from latentd_kernels.launcher import HOPPER
-from latentd_kernels.ops import MoeWorkspace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd_kernels.function import Argument
-    from latentd_kernels.ops import RouterParams
+    from latentd_kernels.ops import MoeWorkspace, RouterParams
 
 MAX_EXPERTS = 384
 """Most routed experts (csrc/route.cuh keeps one row's scores in a warp's registers)."""
@@ -44,36 +42,6 @@ _CLUSTER_ROWS: Final = 8
 _CLUSTER_CTAS: Final = 4
 
 
-def moe_plan_ints(max_rows: int, choices: int, total_experts: int) -> int:
-    """Length of `MoeWorkspace.plan`: the number of active experts (and three unused), their ids,
-    where each one's entries start, and the entries row * choices + choice, grouped by expert."""
-    return 4 + total_experts + (total_experts + 1) + max_rows * choices
-
-
-def allocate_moe_workspace(
-    max_rows: int,
-    choices: int,
-    total_experts: int,
-    inner: int,
-    hidden_size: int,
-    act: torch.dtype,
-    device: torch.device,
-) -> MoeWorkspace:
-    """Buffers of a MoE layer, shared by all layers. choices = top_k + num_shared; total_experts
-    counts the shared ones too."""
-
-    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    return MoeWorkspace(
-        expert_ids=empty(torch.int32, max_rows, choices),
-        expert_weights=empty(torch.float32, max_rows, choices),
-        hidden=empty(act, max_rows * choices, inner),
-        parts=empty(torch.float32, max_rows, choices, hidden_size),
-        plan=empty(torch.int32, moe_plan_ints(max_rows, choices, total_experts)),
-    )
-
-
 class MoeLaunches(DenseLaunches):
     """norm_route and experts, on top of what DenseLaunches has."""
 
@@ -84,10 +52,7 @@ class MoeLaunches(DenseLaunches):
     ) -> None:  # fmt: skip
         """See `Ops.norm_route`; plans the expert products too, where they need it."""
         experts, hidden = router.shape
-        fits = (
-            2 <= experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
-        )
-        if self.library.arch != HOPPER or not fits:
+        if not self._is_fused(router):
             self.norm(x, norm_weight, eps, normed, rows)
             self.linear(normed, router, logits, rows)
             self.route(logits, bias, params, workspace, rows)
@@ -131,6 +96,13 @@ class MoeLaunches(DenseLaunches):
         inner, hidden = workspace.hidden.shape[1], workspace.parts.shape[2]
         return has_wgmma(self.library.arch, inner, hidden)
 
+    def _is_fused(self, router: Tensor) -> bool:
+        experts, hidden = router.shape
+        fits = (
+            2 <= experts <= _FUSED_EXPERTS and hidden <= _FUSED_HIDDEN and hidden % _FUSED_STEP == 0
+        )
+        return self.library.arch == HOPPER and fits
+
     def _needs_plan(self, workspace: MoeWorkspace, rows: int) -> bool:
         return rows > FEW_ROWS or not self._has_wgmma(workspace)
 
@@ -145,9 +117,29 @@ class MoeLaunches(DenseLaunches):
         workspace: MoeWorkspace, rows: int,
     ) -> None:  # fmt: skip
         """See `Ops.experts`; reads the choice and the plan that norm_route left."""
+        self._experts(x, gate_up, down, params, workspace, rows, None)
+
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """See `Ops.moe`; experts of few rows start on the shared ones beside the router."""
+        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
+        source = Source(x, norm_weight, eps) if self._is_fused(router) else None
+        self._experts(normed, gate_up, down, params, workspace, rows, source)
+
+    def _experts(
+        self, x: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int, source: Source | None,
+    ) -> None:  # fmt: skip
         require_rows("experts", x, "x")
         if not self._has_wgmma(workspace):
             launch_portable(self, x, gate_up, down, workspace, rows)
+            return
+        stages = resident_stages(self, down.shape[2], down.shape[1], rows)
+        if stages:
+            launch_resident(self, x, gate_up, down, params, workspace, rows, stages, source)
             return
         if rows > FEW_ROWS:
             launch_gather(self, x, down.shape[0], params, workspace, rows)

@@ -84,7 +84,8 @@ class MoeWorkspace:
     expert_weights: Tensor  # [max_rows, choices] float32
     hidden: Tensor  # [max_rows * choices, inner] act, silu(gate) * up
     parts: Tensor  # [max_rows, choices, hidden_size] float32, down projections (scratch before)
-    plan: Tensor  # [*] int32, private to the backend (size: moe_plan_ints in moe.py)
+    plan: Tensor  # [*] int32, private to the backend (size: moe_plan_ints in moe_workspace.py)
+    progress: Tensor  # [1 + experts + shared] int32, private, zero between operations
 
 
 class Ops(Protocol):
@@ -219,6 +220,13 @@ class Ops(Protocol):
         that norm_route left in the workspace; parts of padding rows are undefined. gate_up
         [experts + shared, 2 * inner, hidden] act, down [experts + shared, hidden, inner] act.
         Reads only chosen experts' weights."""
+
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """norm_route, then experts on what it normed."""
 
     def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
         """Choose one token a row from float32 logits [rows, vocab], with the sampling parameters

@@ -34,6 +34,24 @@ class TensorMaps:
             key, address, (k, rows), (stride * 2,), (BOX_K, box_rows)
         )
 
+    def get_pairs(self, gate_up: Tensor, box_pairs: int, box_blocks: int) -> driver.TensorMap:
+        """Gate and up rows of experts [experts, 2 * inner, k] bf16, contiguous, in boxes of
+        `box_blocks` times 64 columns of `box_pairs` times 8 gate rows and the 8 up rows of the same
+        features. Coordinates: 0, 0, 0, row / 8, column / 64."""
+        experts, height, k = gate_up.shape
+        inner, row = height // 2, k * 2
+        dims = (BOX_K, 8, 2, (experts * height - inner) // 8, k // BOX_K)
+        strides, box = (row, inner * row, 8 * row, BOX_K * 2), (BOX_K, 8, 2, box_pairs, box_blocks)
+        return self.of_bytes(gate_up.data_ptr(), dims, strides, box)
+
+    def get_blocks(self, matrix: Tensor, box_rows: int) -> driver.TensorMap:
+        """A matrix [rows, k] bf16 in boxes of `box_rows` rows and all k, block of 64 columns by
+        block. Coordinates: 0, row, 0, 0."""
+        rows, k = matrix.shape
+        row_bytes, blocks = matrix.stride(0) * 2, k // BOX_K
+        dims, strides = (BOX_K, rows, blocks, 1), (row_bytes, BOX_K * 2, row_bytes)
+        return self.of_bytes(matrix.data_ptr(), dims, strides, (BOX_K, box_rows, blocks, 1))
+
     def of_bytes(
         self, address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
     ) -> driver.TensorMap:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from latentd_kernels.cuda_ops import CudaOps
-from latentd_kernels.moe import allocate_moe_workspace
+from latentd_kernels.moe_workspace import allocate_moe_workspace
 from latentd_kernels.ops import MoeWorkspace, RouterParams
 from latentd_kernels.reference.moe import choose_experts
 from launching import CUDA, make_ops, poisoned, randn, relative_l2, replay
@@ -101,6 +101,7 @@ class Layer:
         self.space.hidden.fill_(torch.nan)
         ops.route(self.logits[first:], None, self.params, self.space, rows)
         ops.experts(self.x[first:], self.gate_up, self.down, self.params, self.space, rows)
+        assert not self.space.progress.any()
         return self.space.parts[:rows].clone()
 
     def truth(self, row: int) -> torch.Tensor:
@@ -263,6 +264,43 @@ def test_norm_route_gives_a_row_the_same_bits_in_any_batch(router: str, hidden: 
             assert torch.equal(value, expected[-count:]), count
     for value, expected in zip(layer.run(ops, 0, 512), alone, strict=True):
         assert torch.equal(value[:129], expected)
+
+
+@pytest.mark.parametrize(
+    ("router", "inner", "hidden"),
+    [("v2-lite", 1408, 2048), ("glm", 1536, 2048), ("demo", 128, 256), ("v3", 64, 512)],
+)
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9])
+def test_experts_beside_the_router_have_the_bits_of_those_behind_it(
+    router: str, inner: int, hidden: int, rows: int
+) -> None:
+    torch.manual_seed(10)
+    ops = make_ops()
+    layer, many = Routed(*ROUTERS[router], hidden), 32
+    layer.space = workspace(layer.experts, layer.params, 512, inner, hidden)
+    total = layer.experts + layer.params.num_shared
+    gate_up = randn(total, 2 * inner, hidden, scale=hidden**-0.5)
+    down = randn(total, hidden, inner, scale=inner**-0.5)
+    normed, *_ = layer.run(ops, 0, many)
+    ops.experts(normed, gate_up, down, layer.params, layer.space, many)
+    expected = layer.space.parts[:many].clone()
+    assert not expected.isnan().any()
+    logits = poisoned(512, layer.experts, dtype=torch.float32)
+
+    def step(first: int) -> None:
+        ops.moe(
+            layer.x[first:], layer.norm, 1e-6, layer.normed, layer.router, layer.bias, logits,
+            gate_up, down, layer.params, layer.space, rows,
+        )  # fmt: skip
+
+    for first in (0, 5, many - rows):
+        layer.space.parts.fill_(torch.nan)
+        layer.space.hidden.fill_(torch.nan)
+        step(first)
+        assert torch.equal(layer.space.parts[:rows], expected[first : first + rows]), first
+        assert not layer.space.progress.any()
+    replay(lambda: step(0), times=3)
+    assert torch.equal(layer.space.parts[:rows], expected[:rows])
 
 
 def test_norm_route_lets_padding_rows_choose_nothing() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from latentd_kernels import driver
-from latentd_kernels.moe import MoeLaunches, allocate_moe_workspace
+from latentd_kernels.moe import MoeLaunches
+from latentd_kernels.moe_workspace import allocate_moe_workspace
 from latentd_kernels.ops import RouterParams
 from recording import Recorder
 
@@ -70,8 +71,55 @@ def test_architecture_and_geometry_alone_decide_which_kernels_run_experts(
     for rows in ROWS:
         names = [launch.name for launch in layer.experts(rows)]
         products = [name for name in names if name != "moe_gather"]
+        if hopper and rows <= 8:
+            assert products == ["moe_experts_few"]
+            continue
         assert len(products) == 2
         assert all(name.endswith("_wgmma") == hopper for name in products), rows
+
+
+@pytest.mark.parametrize(
+    ("inner", "hidden", "rows", "one"),
+    [
+        (1408, 2048, 8, True),
+        (1408, 2048, 9, False),
+        (64, 64, 1, False),  # no whole tile of 128 features
+        (2048, 7168, 1, False),  # activations that leave no room for weights
+    ],
+)
+def test_few_rows_take_one_launch_of_a_cta_an_sm_where_it_fits(
+    inner: int, hidden: int, rows: int, one: bool
+) -> None:
+    layer = Layer("sm_90a", 1, inner, hidden)
+    launched = layer.experts(rows)
+    assert ([launch.name for launch in launched] == ["moe_experts_few"]) == one
+    if one:
+        assert launched[0].grid == (132, 1, 1)
+        assert launched[0].smem + 5120 <= layer.library.max_smem
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "hidden", "beside"),
+    [
+        (1, 16, 256, True),
+        (2, 16, 256, True),
+        (3, 16, 256, False),  # so many are normed sooner by the router's node
+        (1, 65, 256, False),  # a router of several nodes
+        (1, 16, 128, False),
+    ],
+)
+def test_experts_of_few_rows_need_not_wait_for_the_router_to_norm_them(
+    rows: int, experts: int, hidden: int, beside: bool
+) -> None:
+    layer = Layer("sm_90a", experts, 64, hidden)
+    layer.ops.moe(
+        layer.residual, layer.norm, 1e-6, layer.x, layer.router, None, layer.logits, layer.gate_up,
+        layer.down, ROUTER, layer.space, rows,
+    )  # fmt: skip
+    launched = layer.library.launches[-1]
+    assert launched.name == "moe_experts_few"
+    assert (launched.args[9] is layer.residual) == beside
+    assert (launched.args[9] is None) != beside
 
 
 def test_many_rows_are_planned_and_gathered_first() -> None:
@@ -80,14 +128,15 @@ def test_many_rows_are_planned_and_gathered_first() -> None:
         assert ("moe_plan" in layer.route(rows)) == (rows > 64)
         launched = layer.experts(rows)
         assert (launched[0].name == "moe_gather") == (rows > 64)
+        if rows <= 8:
+            continue
         plans = [launch.args[7 if "up" in launch.name else 5] for launch in launched[-2:]]
         assert all((plan is not None) == (rows > 64) for plan in plans)
 
 
 def test_every_expert_that_rows_may_choose_has_its_ctas_and_the_shared_ones_come_first() -> None:
     layer = Layer("sm_90a", 16, 64, 128)
-    assert [launch.grid for launch in layer.experts(1)] == [(1, 8, 1), (2, 8, 1)]
-    assert [launch.grid for launch in layer.experts(2)] == [(1, 14, 1), (1, 14, 1)]
+    assert [launch.grid for launch in layer.experts(9)] == [(1, 18, 1), (1, 18, 1)]
     assert [launch.grid for launch in layer.experts(64)] == [(1, 18, 1), (1, 18, 1)]
 
 

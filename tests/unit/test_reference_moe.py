@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from latentd_kernels.moe import allocate_moe_workspace, moe_plan_ints
+from latentd_kernels.moe_workspace import allocate_moe_workspace, moe_plan_ints
 from latentd_kernels.ops import MoeWorkspace, RouterParams
 from latentd_kernels.reference.moe import ReferenceMoe, choose_experts
 from latentd_kernels.staging import RingLayout, StepRing, allocate_inputs

@@ -38,3 +38,28 @@ def test_rows_boxes_columns_and_strides_tell_maps_apart(encoded: list[tuple[obje
     ):
         maps.get(view, rows, box)
     assert len(encoded) == 4
+
+
+def test_pairs_of_gate_and_up_rows_stay_inside_the_weights(
+    encoded: list[tuple[object, ...]],
+) -> None:
+    experts, inner, k = 3, 64, 128
+    gate_up = torch.zeros(experts, 2 * inner, k, dtype=torch.bfloat16)
+    TensorMaps().get_pairs(gate_up, 4, 2)
+    ((address, dims, strides, box),) = encoded
+    assert (address, box) == (gate_up.data_ptr(), (64, 8, 2, 4, 2))
+    assert isinstance(dims, tuple)
+    assert isinstance(strides, tuple)
+    last = sum((n - 1) * step for n, step in zip(dims, (2, *strides), strict=True))
+    assert last == gate_up.numel() * 2 - 2  # the last element of the last expert's up rows
+    feature = 17
+    up_row = feature // 8 * strides[2] + feature % 8 * strides[0] + strides[1]
+    assert up_row == (inner + feature) * k * 2
+
+
+def test_all_blocks_of_some_rows_are_one_box(encoded: list[tuple[object, ...]]) -> None:
+    matrix = torch.zeros(10, 192, dtype=torch.bfloat16)
+    TensorMaps().get_blocks(matrix, 8)
+    assert encoded == [
+        (matrix.data_ptr(), (64, 10, 3, 1), (384, 128, 384), (64, 8, 3, 1)),
+    ]

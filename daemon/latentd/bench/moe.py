@@ -15,7 +15,7 @@ from latentd.bench.gpu import CUDA, free_bytes
 from latentd.bench.moe_torch import torch_us
 from latentd.bench.report import Column
 from latentd.options import StartError
-from latentd_kernels.moe import allocate_moe_workspace
+from latentd_kernels.moe_workspace import allocate_moe_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +74,13 @@ class Experts:
             self.moe.router, self.space, rows,
         )  # fmt: skip
 
+    def block(self, layer: int, rows: int) -> None:
+        """The whole block, as a step has it."""
+        self.ops.moe(
+            self.residual, self.norm, 1e-6, self.x, self.router[layer], self.bias, self.logits,
+            self.gate_up[layer], self.down[layer], self.moe.router, self.space, rows,
+        )  # fmt: skip
+
     def pair(self, layer: int, rows: int) -> None:
         """The two expert products, for the choices that are in the workspace."""
         gate_up, down = self.gate_up[layer], self.down[layer]
@@ -118,8 +125,7 @@ def measure(
 
         def blocks(num: int = num) -> None:
             for layer in range(layers):
-                experts.route(layer, num)
-                experts.pair(layer, num)
+                experts.block(layer, num)
 
         ours = timing.graph_us(pairs, gpu.stream) / layers
         theirs = torch_us(experts, chosen) / layers if rival else None

@@ -28,13 +28,13 @@ class ChoiceRecorder:
         """Every other operation."""
         return getattr(self._ops, name)
 
-    def experts(self, *args: Any) -> None:
-        """Keep the layer's choices, which lie in the workspace, then run it."""
+    def moe(self, *args: Any) -> None:
+        """Run the layer, then keep its choices, which lie in the workspace."""
+        self._ops.moe(*args)
         (workspace,) = (arg for arg in args if isinstance(arg, MoeWorkspace))
         rows: int = args[-1]
         with torch.cuda.stream(self._stream):
             self.chosen.append(workspace.expert_ids[:rows].clone())
-        self._ops.experts(*args)
 
 
 def count_visits(steps: Steps) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd_kernels.geometry import ROW_DIM
-from latentd_kernels.moe import allocate_moe_workspace
+from latentd_kernels.moe_workspace import allocate_moe_workspace
 
 if TYPE_CHECKING:
     from torch import Tensor

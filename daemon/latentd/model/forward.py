@@ -138,11 +138,10 @@ def _moe(
     assert acts.router_logits is not None
     assert model.config.moe is not None
     router, eps = model.config.moe.router, model.config.rms_norm_eps
-    ops.norm_route(
+    ops.moe(
         acts.residual, norm, eps, acts.normed, weights.router, weights.bias, acts.router_logits,
-        router, acts.moe, rows,
+        weights.gate_up, weights.down, router, acts.moe, rows,
     )  # fmt: skip
-    ops.experts(acts.normed, weights.gate_up, weights.down, router, acts.moe, rows)
     return acts.moe
 
 

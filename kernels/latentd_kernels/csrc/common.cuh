@@ -18,8 +18,10 @@ constexpr int kRowDim = kLatentDim + kRopeDim;
 // pdl_wait_then_launch(), and every CTA of it, padding and early exits included, waits before it exits: only then is
 // the completion of kernel k-1 implied by the completion of kernel k. Before its wait a kernel writes nothing and reads
 // only weights, what `stage` wrote (zero_pages, directly behind it, is launched without overlap, so all after it find
-// that complete), and pages that certainly hold no token of this step. One kernel more: moe_gate_up_wgmma launches the
-// next after its own wait, so moe_down_wgmma and moe_down_wide_wgmma may read before theirs what the router left, too.
+// that complete), and pages that certainly hold no token of this step. One kernel more, where the kernel in front
+// launches the next after its own wait: behind moe_gate_up_wgmma, moe_down_wgmma and moe_down_wide_wgmma may read
+// before theirs what the router left; behind moe_norm_route, moe_experts_few the residual stream, and write what
+// moe_norm_route does not touch. moe_experts_few launches the next when it has asked for all of gate_up.
 LATENTD_DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -2,8 +2,8 @@
 #pragma once
 #include "common.cuh"
 
-// The plan (moe_plan_ints in moe.py): the number of active experts, their ids in rising order, where the entries of
-// each start, and the entries row * choices + choice, in rising order within an expert.
+// The plan (moe_plan_ints in moe_workspace.py): the number of active experts, their ids in rising order, where the
+// entries of each start, and the entries row * choices + choice, in rising order within an expert.
 struct Plan {
   int* base;
   int total_experts;

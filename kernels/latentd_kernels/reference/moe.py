@@ -100,3 +100,12 @@ class ReferenceMoe(ReferenceDense):
                 hidden.copy_(silu(gate) * up)
                 landed = float_row(workspace.hidden, row * choices + c)
                 workspace.parts[row, c].copy_(matvec(down[expert], landed))
+
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """norm_route and experts, one after the other (see `Ops.moe`)."""
+        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
+        self.experts(normed, gate_up, down, params, workspace, rows)

@@ -70,6 +70,14 @@ LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0,
       "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
       : "memory");
 }
+LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
+                                     uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // `bytes` (a multiple of 16) of this CTA's shared memory into that of another CTA of the cluster; `dst` and `barrier`
 // are addresses there (cluster_address). Not into its own: that works, but compute-sanitizer memcheck reports it.
 LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t barrier) {
@@ -115,6 +123,9 @@ LATENTD_DEVICE void tensor_map_prefetch(const TensorMap* map) {
 // Makes this thread's ordinary accesses to shared memory visible to wgmma and to bulk copies (and keeps later ones of
 // theirs from overtaking earlier ordinary reads). Each writing thread executes it, then a barrier follows.
 LATENTD_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for global memory too: between ordinary writes of one CTA and bulk copies of another, on both sides of the
+// release and acquire that tell the reader.
+LATENTD_DEVICE void proxy_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Barrier `id` (1 to 15; 0 is __syncthreads) among `threads` threads, whole warps.
 LATENTD_DEVICE void named_sync(int id, int threads) {
@@ -177,6 +188,11 @@ LATENTD_DEVICE uint32_t cluster_load(uint32_t addr) {
 }
 LATENTD_DEVICE void cluster_store(uint32_t addr, uint32_t v) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
+
+LATENTD_DEVICE void store_shared(uint32_t addr, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // ---- Fragments to shared memory: 8x8 b16 matrices; lane i gives the address of row i % 8 of matrix i / 8. A pair that

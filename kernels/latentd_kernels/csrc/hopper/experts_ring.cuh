@@ -1,0 +1,97 @@
+// What a CTA of the experts of few rows does and in which order, and how weights and activations reach it: see
+// experts.cu.
+#pragma once
+#include "async.cuh"
+#include "experts_table.cuh"
+#include "wgmma.cuh"
+
+constexpr int kBlockK = 64;  // k of a box: 128 bytes of a row
+constexpr int kPairBytes = 16 * kBlockK * 2;
+constexpr int kTileBytes = 64 * kBlockK * 2;
+constexpr int kTilePairs = 8;    // pairs of 8 gate rows and the 8 up rows of the same features
+constexpr int kShareBlocks = 2;  // of a stage; of a tile it is one
+constexpr int kStageBytes = kTilePairs * kPairBytes;
+constexpr int kRowsBytes = kFewRows * kBlockK * 2;  // a block of all rows
+constexpr uint32_t kTileStep = operand_offset(kTileBytes), kRowsStep = operand_offset(kRowsBytes);
+constexpr int kMaxStages = 12;
+constexpr int kTileFeatures = 64, kDownFeatures = 128;
+// Widest and most rows to be normed here; experts_resident.py has these numbers too.
+constexpr int kMaxNormed = 2048;
+constexpr int kMaxNormedRows = 2;
+constexpr int kConsumers = 128;  // threads that multiply
+constexpr int kThreads = kConsumers + 64;
+
+struct Scratch {
+  uint64_t full[kMaxStages], empty[kMaxStages];
+  uint64_t rows_full[2], rows_empty[2], table_made;
+  float squares[kMaxNormedRows][kMaxNormed / 8 / 32];
+  Table table;
+};
+
+// Stages of weights. Each role walks it by itself, in the same order.
+struct Ring {
+  uint32_t full, empty, base;
+  int stages;
+  int slot = 0, lap = 0;
+
+  LATENTD_DEVICE Ring(Scratch& s, uint32_t memory, int num)
+      : full(smem_u32(s.full)), empty(smem_u32(s.empty)), base(memory), stages(num) {}
+  LATENTD_DEVICE uint32_t at() const { return base + slot * kStageBytes; }
+  LATENTD_DEVICE uint32_t filled() const { return full + slot * 8; }
+  LATENTD_DEVICE uint32_t emptied() const { return empty + slot * 8; }
+  LATENTD_DEVICE void wait_filled() const { barrier_wait(filled(), lap & 1); }
+  LATENTD_DEVICE void wait_emptied() const {  // the first lap finds it so
+    if (lap > 0) barrier_wait(emptied(), (lap & 1) ^ 1);
+  }
+  LATENTD_DEVICE void advance() {
+    if (++slot == stages) slot = 0, lap++;
+  }
+};
+
+// Two places for activations, used in turn: x, then the rows of one down after the other.
+struct Rows {
+  uint32_t full, empty, base;
+  int first_bytes;  // of the first place
+  int turn = 0;
+
+  LATENTD_DEVICE Rows(Scratch& s, uint32_t memory, const Shape& shape)
+      : full(smem_u32(s.rows_full)), empty(smem_u32(s.rows_empty)), base(memory) {
+    first_bytes = max(shape.hidden, shape.inner) / kBlockK * kRowsBytes;
+  }
+  LATENTD_DEVICE uint32_t at() const { return base + turn % 2 * first_bytes; }
+  LATENTD_DEVICE uint32_t filled() const { return full + turn % 2 * 8; }
+  LATENTD_DEVICE uint32_t emptied() const { return empty + turn % 2 * 8; }
+  LATENTD_DEVICE void wait_filled() const { barrier_wait(filled(), turn / 2 & 1); }
+  LATENTD_DEVICE void wait_emptied() const {
+    if (turn >= 2) barrier_wait(emptied(), (turn / 2 & 1) ^ 1);
+  }
+};
+
+// ---- What a CTA does, in order: run(group, first feature). `num_chosen` is that of the table.
+
+template <class Run>
+LATENTD_DEVICE void for_shares(const Shape& s, const Run& run) {
+  const int each = s.num_shares(), height = s.share_pairs * 8;
+#pragma unroll 1
+  for (int i = blockIdx.x; i < s.num_shared * each; i += gridDim.x) {
+    run(shared_group(s, i / each), min(i % each * height, s.inner - height));
+  }
+}
+template <class Run>
+LATENTD_DEVICE void for_tiles(const Shape& s, const Table& t, int num_chosen, const Run& run) {
+  const int each = s.inner / kTileFeatures;
+#pragma unroll 1
+  for (int i = blockIdx.x; i < num_chosen * each; i += gridDim.x) {
+    run(chosen_group(s, t, i / each), i % each * kTileFeatures);
+  }
+}
+template <class Run>
+LATENTD_DEVICE void for_downs(const Shape& s, const Table& t, int num_chosen, const Run& run) {
+  const int each = s.hidden / kDownFeatures, total = (s.num_shared + num_chosen) * each;
+#pragma unroll 1
+  for (int i = gridDim.x - 1 - blockIdx.x; i < total; i += gridDim.x) {
+    const int index = i / each;
+    const Group group = index < s.num_shared ? shared_group(s, index) : chosen_group(s, t, index - s.num_shared);
+    run(group, i % each * kDownFeatures);
+  }
+}
