@@ -246,6 +246,8 @@ NARROW: Final = 131_072
 BOTH: Final[tuple[Numerics, ...]] = ("f32", "landed")
 CASES: Final[dict[str, Callable[[Card], None]]] = {
     "attend 16 heads": attention(16, LENGTHS),
+    "attend 16 heads, 1 row": attention(16, (129,)),
+    "attend 64 heads 192/256": attention(64, (65, 1), widths=(192, 256)),
     "attend 16 heads, chains": attention(16, (0, 700, 65), min_chains=0),
     "attend 16 heads, 3 rows": attention(16, (65, 1, 129)),
     "attend 16 heads, 9 rows": attention(16, (1,) * 8 + (129,)),

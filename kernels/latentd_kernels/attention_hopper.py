@@ -1,4 +1,4 @@
-"""Launches of the sm_90a attention kernels, f32 mode: csrc/hopper/{absorb,attend,expand}.cu.
+"""Launches of the sm_90a attention kernels, f32 mode: csrc/hopper/{absorb,attend*,expand*}.cu.
 
 What enters the arithmetic of a row (its splits and chains) follows from the model and the row; a
 kernel's form, and its grid, may follow the number of rows.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from ctypes import c_float, c_int32, c_int64
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.attention_maps import (
     PAGE_PARTS,
@@ -19,7 +19,8 @@ from latentd_kernels.attention_maps import (
     row_query_map,
 )
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
-from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS, PAGE_SIZE, ROPE_DIM, ROW_DIM
+from latentd_kernels.expand_forms import expand_form
+from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.head_tiles import (
     ANY_HEADS,
     ANY_TILES,
@@ -44,58 +45,15 @@ _NO_APPEND: Final[list[Argument]] = [None, c_int64(0), None, c_float(0.0), None,
 def attend_smem(tile: int) -> int:
     """Bytes of attend's shared memory for `tile` heads, with room to align (attend.cuh, Smem)."""
     page, query, probs, exchange = 2 * PAGE_SIZE * ROW_DIM * 2, tile * ROW_DIM * 2, tile * 128, 256
+    node = tile * (LATENT_DIM * 2 + 16) if tile == 16 else 16
     small = tile * (16 + 16 + 4 + 4 + 8 + 8)
     plans, barriers = 2 * 32, 9 * 8
-    size = page + query + probs + exchange * tile + small + plans + barriers
+    size = page + query + probs + node + exchange * tile + small + plans + barriers
     return 1024 + -(-size // 16) * 16
 
 
 WIDE_SMEM: Final = 3 * 9 * 8192 + 4112
 """Bytes of attend_wide's shared memory: sizeof(Smem) in attend_wide_pages.cuh."""
-
-
-class ExpandForm(NamedTuple):
-    """Rows of W_UV a CTA, CTAs a cluster, warps a row, rows a CTA: expand.cu's Form. None of them
-    enters the arithmetic."""
-
-    values: int
-    cluster: int
-    parts: int
-    cta_rows: int
-
-    @property
-    def name(self) -> str:
-        """Entry point."""
-        return f"expand_hopper_{self.values}_c{self.cluster}_p{self.parts}"
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return 256 if self.values == 32 else 512
-
-    @property
-    def smem(self) -> int:
-        """sizeof(Smem)."""
-        line, warps, tiles = LATENT_DIM * 2 + 64, self.threads // 32, self.values // 16
-        pass_rows = warps * self.cluster // 2 // self.parts
-        rows = pass_rows * (2 if pass_rows == 8 and self.values == 128 else 1)
-        weights = 16 if self.values == 32 else self.values * line
-        groups = 16 if self.parts == 1 else 8 // self.parts * warps * (256 + 1) * 4
-        slices = (warps // tiles - 1) * -(-rows // 8) * tiles * 512
-        tile_ml = 16 if self.parts == 1 else pass_rows * MAX_SPLITS * 8
-        latent = self.cluster * rows * line
-        return weights + latent + 128 * self.threads + groups + slices + tile_ml + 64 * 16
-
-
-def expand_form(rows: int, heads: int, v_dim: int) -> ExpandForm:
-    """The form for a call of `rows` rows."""
-    if heads >= 64 or v_dim == 256:
-        return ExpandForm(128, 1, 8, 1) if rows == 1 else ExpandForm(128, 1, 1, min(rows, 64))
-    if rows <= 2:
-        return ExpandForm(32, 2, 8, 1)
-    if rows <= 8:
-        return ExpandForm(64, 2, 8, 2)
-    return ExpandForm(64, 2, 1, 8 if rows <= 16 else 16)
 
 
 class HopperAttention(Launcher):
@@ -124,8 +82,11 @@ class HopperAttention(Launcher):
         args += [kv, kv_stride, weight, eps, self.inputs.kv_row, slab, layer]
         rope_ctas = -(-16 * min(rows, cta_rows) // columns)
         grid = (LATENT_DIM // columns + rope_ctas, heads, -(-rows // cta_rows))
-        smem = 2 * (nope_dim * (columns + 8) + cta_rows * (nope_dim + 8))
-        name = f"absorb_hopper_{nope_dim}_r{cta_rows}"
+        if cta_rows == 8 and heads < 64:
+            form, smem = "direct", 0
+        else:
+            form, smem = f"r{cta_rows}", 2 * (nope_dim * (columns + 8) + cta_rows * (nope_dim + 32))
+        name = f"absorb_hopper_{nope_dim}_{form}"
         self.library.launch(name, grid, 2 * columns, args, stream=self.stream, smem=smem)
 
     def hopper_attend(self, call: AttendCall) -> None:

@@ -87,6 +87,13 @@ class Function:
         self._configs: dict[tuple[object, ...], Any] = {}
         self._packings: dict[tuple[type, ...], _Packing] = {}
 
+    def prefer_shared_memory(self) -> None:
+        """Leave as much of an SM to shared memory as there is. Else an SM that runs a kernel with
+        little of it keeps the rest as a cache, and takes no CTA of the next kernel that wants much
+        before it is empty."""
+        key = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        check(cuda.cuFuncSetAttribute, self._handle, key, 100)
+
     def _attribute(self, key: Any) -> int:
         return int(check(cuda.cuFuncGetAttribute, key, self._handle))
 

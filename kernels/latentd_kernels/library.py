@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from latentd_kernels.function import Argument
 
 PTX_PREFIX: Final = "compute_"
+ROOMY: Final = ("absorb_hopper_128_direct", "absorb_hopper_192_direct", "expand_hopper_quarters")
+"""Kernels with little shared memory beside which attend's CTAs are to start."""
 
 
 def choose_arch(capability: tuple[int, int], present: Iterable[str]) -> str | None:
@@ -61,6 +63,8 @@ class Library:
         }
         for name, kernel in self.manifest.kernels.items():
             self._functions[name] = Function(modules[kernel.image], name, self.device)
+            if name in ROOMY:
+                self._functions[name].prefer_shared_memory()
 
     def function(self, name: str) -> Function:
         """The entry point of that name. Raises KeyError naming it and the architecture."""

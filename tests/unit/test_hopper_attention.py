@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from attention_case import LAYOUT, make_case
-from latentd_kernels.attention_hopper import WIDE_SMEM, HopperAttention, attend_smem, expand_form
+from latentd_kernels.attention_hopper import WIDE_SMEM, HopperAttention, attend_smem
 from latentd_kernels.attention_maps import AttendCall
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_CALL_ROWS
 from latentd_kernels.attention_workspace import allocate_workspace
+from latentd_kernels.expand_forms import expand_form
 from latentd_kernels.head_tiles import ANY_HEADS, ANY_TILES, WIDE_HEADS, WIDE_TILE, head_tile
 from latentd_kernels.staging import StepRing
 
@@ -56,7 +57,7 @@ def test_every_form_of_expand_fits_into_an_sm(heads: int, _: int, v_dim: int) ->
         form = expand_form(rows, heads, v_dim)
         assert form.smem <= MAX_SMEM
         assert v_dim % (form.values * form.cluster) == 0
-        assert 0 < form.cta_rows <= 64
+        assert 0 < form.cta_rows <= form.max_rows
 
 
 def test_a_call_that_starts_between_the_planned_ones_is_refused() -> None:

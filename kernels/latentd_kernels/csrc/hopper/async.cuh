@@ -106,10 +106,20 @@ LATENTD_DEVICE void bulk_wait_read() {
 }
 LATENTD_DEVICE void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Two floats into another CTA's shared memory, counted by its barrier.
+// Words into another CTA's shared memory, counted by its barrier.
 LATENTD_DEVICE void async_store(uint32_t dst, float lo, float hi, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(dst), "f"(lo),
                "f"(hi), "r"(barrier)
+               : "memory");
+}
+LATENTD_DEVICE void async_store(uint32_t dst, uint32_t v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(dst), "r"(v),
+               "r"(barrier)
+               : "memory");
+}
+LATENTD_DEVICE void async_store(uint32_t dst, uint4 v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(dst),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
 // Brings a tensor map to where copies read it. The map is a kernel parameter (__grid_constant__) or global memory that

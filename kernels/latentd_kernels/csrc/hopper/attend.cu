@@ -19,7 +19,7 @@ LATENTD_DEVICE void attend(const Args& args, const Work& work) {
 }  // namespace
 
 #define LATENTD_ATTEND(name, columns, row_heads)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                         \
+  extern "C" __global__ void __launch_bounds__(kThreads, (columns) == 16 ? 2 : 1)                                   \
       name(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap low_map,                  \
            const __grid_constant__ TensorMap high_map, const int* block_table, const RowPlan* row_plan,             \
            const Work* work, bf16* node_o, float2* node_ml, int max_pages, int rows, int heads, float scale_log2) { \

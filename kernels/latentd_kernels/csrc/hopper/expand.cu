@@ -1,8 +1,8 @@
 // expand for sm_90a, f32 mode: o[h] = W_UV[h] o_lat[h], where o_lat is first combined from the nodes of a row.
 //
 // A CTA serves one head, some rows of W_UV, which are there before the wait for attend, and tiles of batch rows. With
-// 32 rows of W_UV these are in registers, and the CTA fits beside one of attend for 16 heads. The CTAs of a cluster
-// share a head's rows: each combines its part of the columns and hands them to the others.
+// 32 rows of W_UV these are in registers. The CTAs of a cluster share a head's rows: each combines its part of the
+// columns and hands them to the others.
 #include "expand_nodes.cuh"
 
 namespace {
@@ -28,7 +28,8 @@ struct Form {
   static constexpr int kRows = kPassRows * kPasses;  // of a tile
   static constexpr int kOctets = (kRows + 7) / 8;    // of rows, N of the product
   static constexpr int kTurns = kCluster == 1 ? 1 : 2;
-  static constexpr int kTiles = kValues / 16;      // of values, M of the product
+  static constexpr int kInBytes = kRows * kPieces * kWarpCols * 2 * (kCluster - 1);  // of o_lat, from other CTAs
+  static constexpr int kTiles = kValues / 16;                                        // of values, M of the product
   static constexpr int kSlices = kWarps / kTiles;  // of the columns, each of another warp
   static constexpr int kSliceQuarters = kQuarters / kSlices;
   static constexpr int kSliceWords = kSliceQuarters * kQuarterWords;
@@ -44,6 +45,7 @@ struct Form {
     float slices[kSlices - 1][kOctets][kTiles][4][32];
     typename Nodes::TileMl tile_ml;
     RowNodes rows[kMaxCtaRows];
+    uint64_t latent_full;  // what the other CTAs write of a tile
   };
 };
 
@@ -82,6 +84,10 @@ class Expand {
       }
       copy_commit();
     }
+    if (F::kCluster > 1 && threadIdx.x == 0) {
+      barrier_init(latent_full(), 1);
+      barrier_init_fence();
+    }
     const int row = threadIdx.x;
     if (row < num_rows_) smem_.rows[row] = row_nodes(args_.row_plan[first_row_ + row], gridDim.y);
     __syncthreads();
@@ -95,19 +101,18 @@ class Expand {
     nodes.start();
     int turn = 0;
     for (int row0 = 0; row0 < num_rows_; row0 += F::kRows, turn ^= F::kTurns - 1) {
+      if (F::kCluster > 1 && threadIdx.x == 0) barrier_expect(latent_full(), F::kInBytes);
 #pragma unroll 1
       for (int pass = 0; pass < F::kPasses; ++pass) combine(nodes, turn, pass * F::kPassRows + tile_row_);
       if (!F::kInRegisters) copy_wait<F::kBlocks>();  // the weights are older than all nodes on the way
-      if (F::kCluster > 1) {
-        cluster_sync();
-      } else {
-        __syncthreads();
-      }
+      __syncthreads();
+      if (F::kCluster > 1) barrier_wait_cluster(latent_full(), turn);
       multiply(turn, row0);
     }
   }
 
  private:
+  LATENTD_DEVICE uint32_t latent_full() const { return smem_u32(&smem_.latent_full); }
   LATENTD_DEVICE int tile() const { return warp_ % F::kTiles; }
   LATENTD_DEVICE int slice() const { return warp_ / F::kTiles; }
   LATENTD_DEVICE auto& groups() { return *reinterpret_cast<typename F::Nodes::Groups*>(smem_.groups); }
@@ -130,10 +135,11 @@ class Expand {
   // Columns of a line from `column` of this warp's piece on, in all CTAs of the cluster.
   template <typename Word>
   LATENTD_DEVICE void store_latent(int turn, int line, int column, Word word) {
-    const uint32_t place = smem_u32(smem_.latent[turn][line]) + (column_ + column) * 2;
-#pragma unroll
-    for (int rank = 0; rank < F::kCluster; ++rank) {
-      cluster_store(F::kCluster == 1 ? place : cluster_address(place, rank), word);
+    char* place = smem_.latent[turn][line] + (column_ + column) * 2;
+    *reinterpret_cast<Word*>(place) = word;
+    if constexpr (F::kCluster == 2) {
+      const int other = cluster_rank() ^ 1;
+      async_store(cluster_address(smem_u32(place), other), word, cluster_address(latent_full(), other));
     }
   }
 
