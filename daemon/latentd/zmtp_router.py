@@ -156,8 +156,9 @@ class ZmtpRouter:
         self._crowd.epoll.register(wakee, IN)
 
     def sleep(self, timeout_ms: int) -> None:
-        """See Router.sleep."""
-        if not self._events:
+        """See Router.sleep. A message that was read before, of a peer that reads its replies again,
+        brings no event of its own."""
+        if not self._events and not self._busy:
             self._events = self._poll(timeout_ms / 1000)
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:

@@ -281,6 +281,26 @@ def test_what_a_peer_asked_before_its_queue_was_full_is_read_later(
     sock.close()
 
 
+def test_a_peer_that_reads_again_need_not_send_anything_to_be_served(
+    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock, peer = greeted(path, router)
+    sock.sendall(frame(b"first") + frame(b"second"))
+    assert await_message(router)[1] == [b"first"]
+    while not router._peers[peer].is_paused:
+        router.try_send(peer, [bytes(100_000)])
+    assert not run(router)
+    while not router._busy:  # until its queue is no longer full
+        sock.recv(1 << 20)
+        assert router.receive() is None
+    poll = mock.Mock(return_value=[])
+    monkeypatch.setattr(router, "_poll", poll)
+    router.sleep(10_000)
+    poll.assert_not_called()
+    assert router.receive() == (peer, [b"second"], 1)
+    sock.close()
+
+
 def test_a_full_queue_is_also_one_of_many_bytes(
     path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
