@@ -8,8 +8,9 @@
 //   downs   128 features of the down projection of any of them, dealt from the last CTA on: it has got the least so far
 // One thread copies weights through the ring, as far ahead as that holds, across turns; one warp copies activations;
 // one warpgroup multiplies. A down needs all of its expert's gate_up, from many CTAs: they count what they have stored
-// in `progress`, and only the copy of the activations waits for the count. All CTAs are resident at once and none waits
-// for what stands behind its own work, so all get through.
+// in `progress`, and only the copy of the activations waits for the count. None waits for what stands behind its own
+// work, so all get through if all are resident at once: there is one for each SM, what ran before ends by itself, and
+// the next kernel starts when all have called pdl_launch. Two such grids of two processes under MPS would break that.
 //
 // A product has eight columns: gate_up takes all batch rows for every expert, chosen or not, and keeps those that chose
 // it; down takes an expert's rows. An output element is one chain of wgmma steps over k in rising order, whatever the

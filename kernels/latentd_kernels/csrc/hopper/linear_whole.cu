@@ -143,9 +143,8 @@ LATENTD_DEVICE void norm_linear(const TensorMap* weight, const float* x, const b
     norm_linear<blocks, ctas>(&weight, x, norm_weight, eps, added, out);                                        \
   }
 
-// kernel linear_whole_w*_bf16, linear_whole_w*_add: linear_n8 of a matrix whose S segments of K are w blocks of 64
-// each,
-//   by CTAs that hold all their weights.
+// kernel linear_whole_w*_bf16, linear_whole_w*_add: linear_n8 of a matrix whose S segments of K have w blocks of 64, by
+//   CTAs that hold all their weights.
 // shapes: weight [num_features, k] bf16 as a tensor map in boxes of 64 rows by 64 columns, num_features a multiple of
 //   64, x [rows, k] bf16, at most 8 rows, out [rows, num_features] bf16, or f32 and added to; row strides free, all
 //   rows at multiples of 16 bytes; for one row of _add also parts [1, choices, num_features] f32 and part_weights [1,

@@ -171,9 +171,8 @@ LATENTD_DEVICE void norm_route(const float* x, const bf16* norm_weight, float ep
                       out_stride, rows, hidden, params);                                                               \
   }
 // kernel moe_norm_route, moe_norm_route_one: RMS-normalizes rows of the residual stream, multiplies them with the
-// router
-//   and chooses their experts; _one for a single row, as its code is less than half as long, and instructions that run
-//   once in a layer come from memory.
+//   router and chooses their experts; _one for a single row, as its code is less than half as long, and instructions
+//   that run once in a layer come from memory.
 // shapes: x [rows, hidden] f32 and normed [rows, hidden] bf16 (row strides free, multiples of 8), norm_weight [hidden]
 //   bf16, router [experts, hidden] bf16, bias [experts] f32 or null, slot_idx [rows] int32, expert_ids and
 //   expert_weights [rows, top_k + num_shared] as moe_route writes them; hidden a multiple of 256 up to 2048, at most 64
