@@ -100,14 +100,31 @@ def turn(x: Tensor, positions: Tensor, rope: Rope | None) -> Tensor:
     return turned.flatten(-2) if rope.interleaved else turned.mT.flatten(-2)
 
 
-class RecordRoutes:
-    """`inner`, noting the routed experts of every call in `choices`."""
+class Routing:
+    """`inner` but for its norm_route, which a subclass replaces."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.choices = inner, Choices()
+        self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def moe(
+        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
+        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
+        workspace: MoeWorkspace, rows: int,
+    ) -> None:  # fmt: skip
+        """norm_route, then the experts of `inner`."""
+        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
+        self.inner.experts(normed, gate_up, down, params, workspace, rows)
+
+
+class RecordRoutes(Routing):
+    """`inner`, noting the routed experts of every call in `choices`."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.choices = Choices()
 
     def norm_route(
         self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
@@ -120,27 +137,16 @@ class RecordRoutes:
         )
         self.choices.append(workspace.expert_ids[:rows, : params.top_k].cpu().clone())
 
-    def moe(
-        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
-        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
-        workspace: MoeWorkspace, rows: int,
-    ) -> None:  # fmt: skip
-        """norm_route, then the experts of `inner`."""
-        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
-        self.inner.experts(normed, gate_up, down, params, workspace, rows)
 
-
-class ForceRoutes:
+class ForceRoutes(Routing):
     """`inner`, choosing the experts of an earlier run call by call; weights are its own.
 
     All other experts' logits become -inf, which a sigmoid router never chooses without its bias.
     """
 
     def __init__(self, inner: Any, choices: Choices) -> None:
-        self.inner, self.choices = inner, iter(choices)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        super().__init__(inner)
+        self.choices = iter(choices)
 
     def norm_route(
         self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
@@ -155,15 +161,6 @@ class ForceRoutes:
         kept = torch.full_like(logits[:rows], -torch.inf)
         kept.scatter_(1, ids, logits[:rows].gather(1, ids))
         self.inner.route(kept, None, replace(params, num_groups=1, top_groups=1), workspace, rows)
-
-    def moe(
-        self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,
-        bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
-        workspace: MoeWorkspace, rows: int,
-    ) -> None:  # fmt: skip
-        """norm_route, then the experts of `inner`."""
-        self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
-        self.inner.experts(normed, gate_up, down, params, workspace, rows)
 
 
 def flips(a: Choices, b: Choices) -> int:

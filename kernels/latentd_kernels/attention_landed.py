@@ -52,12 +52,8 @@ class LandedAttention(Launcher):
     def landed_attend(self, call: AttendCall) -> None:
         """Two launches: maxima and sums of all splits, then the output of all chains. The softmax
         scale is a bf16 number."""
-        inputs, heads, first_row, workspace = (
-            self.inputs,
-            call.heads,
-            call.first_row,
-            call.workspace,
-        )
+        inputs, workspace = self.inputs, call.workspace
+        heads, first_row = call.heads, call.first_row
         max_pages = inputs.block_table.shape[1]
         pages = [page_map(self.tensor_maps, call, boxes) for boxes in PAGE_PARTS]
         rest: list[Argument] = [inputs.block_table, inputs.slot_idx[first_row:]]
