@@ -25,7 +25,6 @@ MAX_STAGES: Final = 12
 """Most stages of its ring."""
 _TILE: Final = 64  # features and k
 _THREADS: Final = 192
-_SHARE_PAIRS: Final = 4  # fewer give every CTA the same, but in smaller copies, which is slower
 _STAGE_BYTES: Final = 16384
 _MIN_STAGES: Final = 6  # with fewer, weights come late
 _SCRATCH_BYTES: Final = 5120  # at least, of shared memory outside of the dynamic one
@@ -63,7 +62,7 @@ def launch_resident(
     ids, hidden, maps = workspace.expert_ids, workspace.hidden, ops.tensor_maps
     down_rows = down.view(-1, inner)
     shared, ctas = params.num_shared, ops.library.sm_count
-    args: list[Argument] = [maps.get_pairs(gate_up, _SHARE_PAIRS, 2), maps.get_pairs(gate_up, 8, 1)]
+    args: list[Argument] = [maps.get_pairs(gate_up, 4, 2), maps.get_pairs(gate_up, 8, 1)]
     args.append(maps.get(down_rows, down_rows.shape[0], 2 * _TILE))
     args += [maps.get_blocks(matrix, MAX_ROWS) for matrix in (x, hidden)]
     args += [ids, hidden, workspace.parts, workspace.progress]
@@ -72,8 +71,8 @@ def launch_resident(
         args += [c_float(source.eps), c_int64(source.x.stride(0))]
     else:
         args += [None, None, c_float(0.0), c_int64(0)]
-    numbers = (rows, ids.shape[1], shared, total - shared, inner, hidden_size)
-    args += map(c_int32, (*numbers, _SHARE_PAIRS, stages))
+    numbers = (rows, ids.shape[1], shared, total - shared, inner, hidden_size, stages)
+    args += map(c_int32, numbers)
     ops.library.launch(
         "moe_experts_few", (ctas, 1, 1), _THREADS, args, stream=ops.stream,
         smem=1024 + stages * _STAGE_BYTES + _rows_bytes(inner, hidden_size),

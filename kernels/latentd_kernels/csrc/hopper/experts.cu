@@ -40,7 +40,7 @@ LATENTD_DEVICE void load_gate_up(const Maps& maps, const Shape& s, Scratch& scra
 #pragma unroll 1
     for (int block = 0; block < blocks; block += kShareBlocks, ring.advance()) {
       ring.wait_emptied();
-      barrier_expect(ring.filled(), kShareBlocks * s.share_pairs * kPairBytes);
+      barrier_expect(ring.filled(), kStageBytes);
       tensor_load_keep(ring.at(), maps.shares, 0, 0, 0, pair, block, ring.filled(), kEvictFirst);
     }
   });
@@ -93,41 +93,47 @@ struct Source {
 LATENTD_DEVICE void norm_rows(const Source& source, const Shape& s, Scratch& scratch, uint32_t rows) {
   constexpr int kVectors = kMaxNormed / 8 / kConsumers;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  uint4 weight[kVectors];
   Vector8 value[kMaxNormedRows][kVectors];
+  uint4 weight[kVectors];
+  // Calls f(v, column) for this thread's vectors.
+  const auto each = [&](const auto& f) {
 #pragma unroll
-  for (int v = 0; v < kVectors; v++) {
-    const int at = (v * kConsumers + threadIdx.x) * 8;
-    if (at < s.hidden) weight[v] = *reinterpret_cast<const uint4*>(source.norm_weight + at);
+    for (int v = 0; v < kVectors; v++) {
+      const int at = (v * kConsumers + threadIdx.x) * 8;
+      if (at < s.hidden) f(v, at);
+    }
+  };
 #pragma unroll
-    for (int row = 0; row < kMaxNormedRows; row++) {
-      value[row][v] = {};
-      if (row >= s.rows || at >= s.hidden) continue;
+  for (int row = 0; row < kMaxNormedRows; row++) {
+    if (row >= s.rows) break;
+    each([&](int v, int at) {
       const float4* from = reinterpret_cast<const float4*>(source.x + row * source.stride + at);
       const float4 lo = __ldcg(from), hi = __ldcg(from + 1);  // not what another kernel may have left in L1
       value[row][v] = {{lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w}};
-    }
+    });
   }
+  each([&](int v, int at) { weight[v] = *reinterpret_cast<const uint4*>(source.norm_weight + at); });
 #pragma unroll
   for (int row = 0; row < kMaxNormedRows; row++) {
+    if (row >= s.rows) break;
 #pragma unroll
     for (int v = 0; v < kVectors; v++) {
-      const float sum = warp_sum(add_squares(0.0f, value[row][v]));
+      const bool is_inside = (v * kConsumers + threadIdx.x) * 8 < s.hidden;
+      const float sum = warp_sum(is_inside ? add_squares(0.0f, value[row][v]) : 0.0f);
       if (lane == 0) scratch.squares[row][v * (kConsumers / 32) + warp] = sum;
     }
   }
   named_sync(1, kConsumers);
 #pragma unroll
   for (int row = 0; row < kMaxNormedRows; row++) {
+    if (row >= s.rows) break;
     float sum = 0.0f;
     for (float part : scratch.squares[row]) sum += part;
     const float inverse = rsqrtf(sum / static_cast<float>(s.hidden) + source.eps);
-#pragma unroll
-    for (int v = 0; v < kVectors; v++) {
-      const int at = (v * kConsumers + threadIdx.x) * 8;
+    each([&](int v, int at) {
       const uint32_t to = rows + at / kBlockK * kRowsBytes + row * kBlockK * 2 + (at / 8 % 8 ^ row) * 16;
-      if (at < s.hidden) store_shared(to, scaled(value[row][v], inverse, weight[v]));
-    }
+      store_shared(to, scaled(value[row][v], inverse, weight[v]));
+    });
   }
   proxy_fence();
   named_sync(1, kConsumers);
@@ -157,7 +163,7 @@ LATENTD_DEVICE void load_rows(const Maps& maps, const int* expert_ids, const Sha
     rows.turn++;
     rows.wait_emptied();
     const bool is_shared = group.index < s.num_shared;
-    wait_progress(progress + 1 + group.index, is_shared ? s.num_shares() : s.inner / kTileFeatures);
+    wait_progress(progress + 1 + group.index, s.inner / (is_shared ? kShareFeatures : kTileFeatures));
     barrier_expect(rows.filled(), s.inner / kBlockK * kRowsBytes);
     tensor_load(rows.at(), maps.hidden, 0, group.first, 0, 0, rows.filled());
   });
@@ -167,10 +173,9 @@ LATENTD_DEVICE void load_rows(const Maps& maps, const int* expert_ids, const Sha
 }
 
 // The accumulators of kTiles tiles of 64 weight rows: all blocks in order. A stage holds one block of two tiles, or two
-// of one, `pitch` bytes apart: where they have less than 64 rows, what comes behind is multiplied too, and left.
+// of one.
 template <int kTiles>
-LATENTD_DEVICE void multiply(float (&acc)[kTiles][kFewRows / 2], Ring& ring, uint32_t rows, int num_blocks,
-                             int pitch = kTileBytes) {
+LATENTD_DEVICE void multiply(float (&acc)[kTiles][kFewRows / 2], Ring& ring, uint32_t rows, int num_blocks) {
   constexpr int kTogether = kTiles == 1 ? kShareBlocks : 1;
   uint32_t previous = 0;
 #pragma unroll 1
@@ -182,8 +187,8 @@ LATENTD_DEVICE void multiply(float (&acc)[kTiles][kFewRows / 2], Ring& ring, uin
     for (int j = 0; j < kTogether * kBlockK / 16; j++) {
 #pragma unroll
       for (int t = 0; t < kTiles; t++) {
-        wgmma<kFewRows>(acc[t], a + j / 4 * (pitch >> 4) + t * kTileStep + j % 4 * kStepK,
-                        b + j / 4 * kRowsStep + j % 4 * kStepK, block + j > 0);
+        wgmma<kFewRows>(acc[t], a + (j / 4 + t) * kTileStep + j % 4 * kStepK, b + j / 4 * kRowsStep + j % 4 * kStepK,
+                        block + j > 0);
       }
     }
     wgmma_commit();
@@ -201,7 +206,7 @@ LATENTD_DEVICE void multiply(float (&acc)[kTiles][kFewRows / 2], Ring& ring, uin
 // rows.
 template <int kTiles>
 LATENTD_DEVICE void store_hidden(const float (&acc)[kTiles][kFewRows / 2], const Shape& s, const Table& t,
-                                 const Group& group, int feature, int pairs, bf16* hidden, int* progress) {
+                                 const Group& group, int feature, bf16* hidden, int* progress) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   bf16 values[kTiles][2];
 #pragma unroll
@@ -213,9 +218,7 @@ LATENTD_DEVICE void store_hidden(const float (&acc)[kTiles][kFewRows / 2], const
     if (row / 2 != lane % 4) continue;
     bf16* out = hidden + static_cast<long long>(group.first + at) * s.inner + feature + warp * 8 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kTiles; i++) {
-      if (i * 4 + warp < pairs) out[i * 32] = row % 2 == 0 ? values[i][0] : values[i][1];
-    }
+    for (int i = 0; i < kTiles; i++) out[i * 32] = row % 2 == 0 ? values[i][0] : values[i][1];
   }
   proxy_fence_all();
   named_sync(1, kConsumers);
@@ -259,8 +262,8 @@ LATENTD_DEVICE void multiply_all(const Shape& s, Scratch& scratch, const Source&
   }
   for_shares(s, [&](const Group& group, int feature) {
     float acc[1][kFewRows / 2];
-    multiply(acc, ring, rows.at(), blocks, s.share_pairs * kPairBytes);
-    store_hidden(acc, s, t, group, feature, s.share_pairs, hidden, progress);
+    multiply(acc, ring, rows.at(), blocks);
+    store_hidden(acc, s, t, group, feature, hidden, progress);
   });
   pdl_wait();
   barrier_wait(smem_u32(&scratch.table_made), 0);
@@ -268,7 +271,7 @@ LATENTD_DEVICE void multiply_all(const Shape& s, Scratch& scratch, const Source&
   for_tiles(s, t, num_chosen, [&](const Group& group, int feature) {
     float acc[2][kFewRows / 2];
     multiply(acc, ring, rows.at(), blocks);
-    store_hidden(acc, s, t, group, feature, kTilePairs, hidden, progress);
+    store_hidden(acc, s, t, group, feature, hidden, progress);
   });
   const auto release_rows = [&] {
     if (threadIdx.x % 32 == 0) barrier_arrive(rows.emptied());
@@ -303,7 +306,7 @@ LATENTD_DEVICE void init_barriers(Scratch& s) {
 // kernel moe_experts_few: gate_up and down of every chosen expert and of the shared ones, one float32 part a
 //   (row, choice); weights of other experts are not read.
 // shapes: gate_up [total_experts, 2 * inner, hidden] bf16 (gate rows, then up rows) seen as [hidden / 64, rows / 8,
-//   gate or up, 8, 64] in boxes of 2 blocks of 64 k of `share_pairs` (1 to 4) pairs and of 1 block of 8 pairs, down
+//   gate or up, 8, 64] in boxes of 2 blocks of 64 k of 4 pairs and of 1 block of 8 pairs, down
 //   [total_experts * hidden, inner] bf16 in boxes of 128 rows, x [rows, hidden] bf16 and hidden_values [rows * choices,
 //   inner] bf16 in boxes of 8 rows and all k; expert_ids [rows, choices] int32 (shared experts last; -1: a padding row,
 //   its parts are not written), parts [rows * choices, hidden] f32, progress [1 + total_experts] int32, zero before and
@@ -321,10 +324,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const __grid_constant__ TensorMap hidden_rows, const int* expert_ids, bf16* hidden_values,
                     float* parts, int* progress, const float* residual, const bf16* norm_weight, float eps,
                     long long residual_stride, int rows, int choices, int num_shared, int experts, int inner,
-                    int hidden, int share_pairs, int stages) {
+                    int hidden, int stages) {
   extern __shared__ char dynamic[];
   __shared__ Scratch scratch;
-  const Shape s{rows, choices, num_shared, experts, inner, hidden, share_pairs};
+  const Shape s{rows, choices, num_shared, experts, inner, hidden};
   const Maps maps{&shares, &tiles, &down, &x, &hidden_rows};
   const Source source{residual, norm_weight, eps, residual_stride};
   init_barriers(scratch);

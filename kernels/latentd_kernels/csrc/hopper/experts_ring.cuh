@@ -6,15 +6,13 @@
 #include "wgmma.cuh"
 
 constexpr int kBlockK = 64;  // k of a box: 128 bytes of a row
-constexpr int kPairBytes = 16 * kBlockK * 2;
 constexpr int kTileBytes = 64 * kBlockK * 2;
-constexpr int kTilePairs = 8;    // pairs of 8 gate rows and the 8 up rows of the same features
-constexpr int kShareBlocks = 2;  // of a stage; of a tile it is one
-constexpr int kStageBytes = kTilePairs * kPairBytes;
+constexpr int kShareBlocks = 2;  // of k in a stage; of a tile or a down it is one
+constexpr int kStageBytes = 2 * kTileBytes;
 constexpr int kRowsBytes = kFewRows * kBlockK * 2;  // a block of all rows
 constexpr uint32_t kTileStep = operand_offset(kTileBytes), kRowsStep = operand_offset(kRowsBytes);
 constexpr int kMaxStages = 12;
-constexpr int kTileFeatures = 64, kDownFeatures = 128;
+constexpr int kShareFeatures = 32, kTileFeatures = 64, kDownFeatures = 128;
 // Widest and most rows to be normed here; experts_resident.py has these numbers too.
 constexpr int kMaxNormed = 2048;
 constexpr int kMaxNormedRows = 2;
@@ -71,10 +69,10 @@ struct Rows {
 
 template <class Run>
 LATENTD_DEVICE void for_shares(const Shape& s, const Run& run) {
-  const int each = s.num_shares(), height = s.share_pairs * 8;
+  const int each = s.inner / kShareFeatures;
 #pragma unroll 1
   for (int i = blockIdx.x; i < s.num_shared * each; i += gridDim.x) {
-    run(shared_group(s, i / each), min(i % each * height, s.inner - height));
+    run(shared_group(s, i / each), i % each * kShareFeatures);
   }
 }
 template <class Run>

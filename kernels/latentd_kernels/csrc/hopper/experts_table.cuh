@@ -9,9 +9,6 @@ constexpr int kMaxEntries = kFewRows * kMaxChoices;
 struct Shape {
   int rows, choices, num_shared, experts;  // experts: routed ones
   int inner, hidden;
-  int share_pairs;  // of a share: pairs of 8 gate rows and the 8 up rows of the same features
-  // Of a shared expert; the last one begins earlier where they do not divide it: two CTAs store the same then.
-  LATENTD_DEVICE int num_shares() const { return (inner / 8 + share_pairs - 1) / share_pairs; }
   LATENTD_DEVICE int top_k() const { return choices - num_shared; }
 };
 
