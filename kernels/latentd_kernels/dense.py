@@ -106,12 +106,12 @@ class DenseLaunches(HopperLinear):
         kind = _OUT_ACCUMULATE if accumulate else _OUT_F32
         kind = _OUT_BF16 if out.dtype == torch.bfloat16 else kind
         kernel = self.whole_kernel(x, weight, out, rows, kind)
+        if parts is not None and (kernel is None or rows > 1 or not accumulate):
+            raise ValueError("linear: parts are added where norms_in_product says so only")
         if kernel is not None:
             require_rows("linear", x, "x")
             self.whole_product(x, weight, out, rows, kind, kernel, parts, part_weights)
             return
-        if parts is not None:
-            raise ValueError("linear: parts are added where norms_in_product says so only")
         self._product("linear", x, weight, out, rows, weight.shape[0], 16, kind)
 
     def gated_linear(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:

@@ -156,6 +156,8 @@ def test_where_the_norm_has_a_node_of_its_own_parts_are_refused_beside_a_product
     assert not ops.norms_in_product(wide, square, 2)
     assert not ops.norms_in_product(wide, bf16(2048, 4096), 1)
     assert ops.norms_in_product(wide, square, 1) == (arch == "sm_90a")
-    parts = torch.zeros(1, 8, 2048), torch.zeros(1, 8)
+    parts = torch.zeros(2, 8, 2048), torch.zeros(2, 8)
     with pytest.raises(ValueError, match="norms_in_product"):
         ops.linear(bf16(1, 4096), bf16(2048, 4096), torch.zeros(1, 2048), 1, True, *parts)
+    with pytest.raises(ValueError, match="norms_in_product"):
+        ops.linear(bf16(2, 2048), square, torch.zeros(2, 2048), 2, True, *parts)
