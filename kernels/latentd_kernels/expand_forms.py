@@ -12,7 +12,7 @@ from latentd_kernels.geometry import LATENT_DIM, MAX_SPLITS
 
 class ExpandForm(NamedTuple):
     """Rows of W_UV a CTA, CTAs a cluster, warps that share a row's nodes, rows a CTA: expand.cu's
-    Form, or QUARTERED."""
+    Form, or QUARTERED or ONE_ROW."""
 
     values: int
     cluster: int
@@ -25,16 +25,23 @@ class ExpandForm(NamedTuple):
         return self.cluster == 4
 
     @property
+    def has_one_row(self) -> bool:
+        """Whether a CTA asks for all nodes of its one row at once: expand_row.cu."""
+        return self.values == 128 and self.parts == 8
+
+    @property
     def name(self) -> str:
         """Entry point."""
         if self.is_quartered:
             return "expand_hopper_quarters"
+        if self.has_one_row:
+            return "expand_hopper_row"
         return f"expand_hopper_{self.values}_c{self.cluster}_p{self.parts}"
 
     @property
     def max_rows(self) -> int:
         """Most rows of a CTA."""
-        return 1 if self.is_quartered else 64
+        return 1 if self.is_quartered or self.has_one_row else 64
 
     @property
     def threads(self) -> int:
@@ -43,9 +50,11 @@ class ExpandForm(NamedTuple):
 
     @property
     def smem(self) -> int:
-        """Bytes of dynamic shared memory: sizeof(Smem) in expand.cu."""
+        """Bytes of dynamic shared memory: sizeof(Smem) in expand.cu or expand_row.cu."""
         if self.is_quartered:
             return 0
+        if self.has_one_row:
+            return 153_152
         line, warps, tiles = LATENT_DIM * 2 + 64, self.threads // 32, self.values // 16
         pass_rows = warps * self.cluster // 2 // self.parts
         rows = pass_rows * (2 if pass_rows == 8 and self.values == 128 else 1)
@@ -61,11 +70,14 @@ QUARTERED: Final = ExpandForm(32, 4, 16, 1)
 """expand_quarters.cu: one row a CTA, of heads with 128 values. It needs little shared memory and so
 waits beside attend; with more rows each would read W_UV once more."""
 
+ONE_ROW: Final = ExpandForm(128, 1, 8, 1)
+"""expand_row.cu: one row a CTA, of many heads or of heads with 256 values."""
+
 
 def expand_form(rows: int, heads: int, v_dim: int) -> ExpandForm:
     """The form for a call of `rows` rows."""
     if heads >= 64 or v_dim == 256:
-        return ExpandForm(128, 1, 8, 1) if rows == 1 else ExpandForm(128, 1, 1, min(rows, 64))
+        return ONE_ROW if rows == 1 else ExpandForm(128, 1, 1, min(rows, 64))
     if rows == 1:
         return QUARTERED
     if rows == 2:

@@ -13,7 +13,7 @@ WIDE_HEADS: Final = 97
 WIDE_TILE: Final = 64
 ANY_HEADS: Final = 49
 """From so many on, up to WIDE_HEADS, a step may choose its tile: attend_hopper_any."""
-ANY_TILES: Final = (16, 32, 48)
+ANY_TILES: Final = (32, 48)
 MIN_CHAINS: Final = 96
 """With fewer chains (times head groups) in a call its CTAs hand on single splits (kMinChains)."""
 SHORT_CHAIN_PAGES: Final = 4
@@ -30,17 +30,15 @@ def most_heads(heads: int) -> int:
 
 
 def head_tile(heads: int, splits: int, chains: int, pages: int, num_ctas: int) -> int:
-    """Head tile of a call with so many splits, chains and pages. Where it may be chosen: the
-    smallest with which every split of every head group has a CTA of its own; else 32 where chains
-    of a few pages are as many as CTAs only then."""
+    """Head tile of a call with so many splits, chains and pages. Where it may be chosen: 32 with
+    which every split of every head group has a CTA of its own, or short chains as many as CTAs."""
     most = most_heads(heads)
     if not ANY_HEADS <= heads < WIDE_HEADS:
         return most
-    for tile in ANY_TILES:
-        if tile < most and splits * -(-heads // tile) <= num_ctas:
-            return tile
-    few = chains * -(-heads // most) < MIN_CHAINS <= chains * -(-heads // 32) <= num_ctas
-    return 32 if few and pages <= SHORT_CHAIN_PAGES * chains else most
+    narrow, wide = -(-heads // 32), -(-heads // most)
+    few = chains * wide < MIN_CHAINS <= chains * narrow <= num_ctas
+    fits = splits * narrow <= num_ctas or (few and pages <= SHORT_CHAIN_PAGES * chains)
+    return 32 if fits else most
 
 
 def share_ctas(tile: int) -> int:

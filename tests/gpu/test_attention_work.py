@@ -160,8 +160,10 @@ def test_any_number_of_ctas_gives_the_same_bits(
     assert torch.equal(result(case), before)
 
 
-@pytest.mark.parametrize("tile", [16, 32, 48])
-@pytest.mark.parametrize("heads", [16, 20, 64, 96])
+@pytest.mark.parametrize(
+    ("heads", "tile"), [(heads, tile) for heads in (16, 20) for tile in (16, 32, 48)]
+    + [(heads, tile) for heads in (64, 96) for tile in (32, 48)],
+)  # fmt: skip
 def test_any_head_tile_gives_the_same_bits(
     heads: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,13 +74,9 @@ struct CallSums {
 // Heads that a CTA takes in a call with so many splits, chains and pages: head_tiles.head_tile.
 LATENTD_DEVICE int head_tile(int heads, int most, int splits, int chains, int pages, int num_ctas) {
   if (heads <= 48 || most > 48) return most;
-  auto groups = [heads](int tile) { return (heads + tile - 1) / tile; };
-  for (int tile = 16; tile < most; tile += 16) {
-    if (splits * groups(tile) <= num_ctas) return tile;
-  }
-  const int wide_chains = chains * groups(most), narrow_chains = chains * groups(32);
-  const bool few = wide_chains < kMinChains && narrow_chains >= kMinChains && narrow_chains <= num_ctas;
-  return few && pages <= kShortChainPages * chains ? 32 : most;
+  const int narrow = (heads + 31) / 32, wide = (heads + most - 1) / most;
+  const bool few = chains * wide < kMinChains && chains * narrow >= kMinChains && chains * narrow <= num_ctas;
+  return splits * narrow <= num_ctas || (few && pages <= kShortChainPages * chains) ? 32 : most;
 }
 
 class CallPlan {

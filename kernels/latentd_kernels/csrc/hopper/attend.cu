@@ -52,23 +52,19 @@ LATENTD_ATTEND(attend_chunk_16, 48, 16)
 LATENTD_ATTEND(attend_chunk_24, 48, 24)
 
 // kernel attend_hopper_any: the same for 49 to 96 heads, with the head tile that the work list says.
-// shapes: as attend_hopper, with a tensor map of q_abs for each of 16, 32 and 48 heads.
+// shapes: as attend_hopper, with a tensor map of q_abs for each of 32 and 48 heads.
 // rounds: as attend_hopper.
 // launch: as attend_hopper_48.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attend_hopper_any(const __grid_constant__ TensorMap query_map_16, const __grid_constant__ TensorMap query_map_32,
-                      const __grid_constant__ TensorMap query_map_48, const __grid_constant__ TensorMap low_map,
-                      const __grid_constant__ TensorMap high_map, const int* block_table, const RowPlan* row_plan,
-                      const Work* work, bf16* node_o, float2* node_ml, int max_pages, int rows, int heads,
-                      float scale_log2) {
+    attend_hopper_any(const __grid_constant__ TensorMap query_map_32, const __grid_constant__ TensorMap query_map_48,
+                      const __grid_constant__ TensorMap low_map, const __grid_constant__ TensorMap high_map,
+                      const int* block_table, const RowPlan* row_plan, const Work* work, bf16* node_o, float2* node_ml,
+                      int max_pages, int rows, int heads, float scale_log2) {
   const Work mine = work[blockIdx.x];
   Args args = {
-      &query_map_16, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads,
+      &query_map_32, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads,
       scale_log2};
-  if (mine.head_tile == 16) {
-    attend<16>(args, mine);
-  } else if (mine.head_tile == 32) {
-    args.query_map = &query_map_32;
+  if (mine.head_tile == 32) {
     attend<32>(args, mine);
   } else {
     args.query_map = &query_map_48;

@@ -14,7 +14,8 @@
 namespace {
 
 constexpr uint32_t kBoxStep = operand_offset(kBoxBytes);
-constexpr int kColumns = 256;  // of a warpgroup
+constexpr int kColumns = 256;    // of a warpgroup
+constexpr int kScoreGroups = 2;  // of products that make S, one for each part of a page
 // A later page keeps the split's reference maximum unless a score lies more than 2^this above it (as attend.cuh).
 constexpr float kKeepLog2 = 48.0f;
 
@@ -27,8 +28,6 @@ class Warpgroup {
   LATENTD_DEVICE Warpgroup(const Args& args, Smem& smem) : args_(args), smem_(smem) {}
 
   LATENTD_DEVICE void run() {
-#pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) chain_[i] = 0;
     sum(0) = sum(1) = 0.0f;
 #pragma unroll 1
     for (int page = kGroup - 1;; page += 2) {
@@ -95,12 +94,18 @@ class Warpgroup {
       }
       multiply_values(page, kStage);
       if (note(page).flags & kEndsSplit) fold_sums(page);
-      wgmma_wait<0>();
       flags = note(page).flags;
-      if (!(flags & kEndsNode)) arrive(&smem_.done[kStage][kGroup]);
     }
-    if (!(flags & kIsLast)) multiply_scores(page + 1);
-    if (flags & kEndsSplit) fold_split(page, kStage);
+    if (!(flags & kIsLast)) {
+      multiply_scores(page + 1);
+      wgmma_wait<kScoreGroups>();  // O is there
+    } else {
+      wgmma_wait<0>();
+    }
+    if (kGroup == 1 || page >= 0) {
+      if (!(flags & kEndsNode)) arrive(&smem_.done[kStage][kGroup]);
+      if (flags & kEndsSplit) fold_split(page, kStage);
+    }
     wgmma_wait<0>();  // no product in flight across the loop's edge: ptxas would serialise all of them
     return flags & kIsLast;
   }
@@ -248,15 +253,20 @@ class Warpgroup {
                         smem_.split_max[note(page).flags & kOddSplit ? 1 : 0][at]);
   }
 
-  // Folds the split into the chain and, at a node's end, sends the node on its way.
+  // Folds the split into the chain, as whose first it is taken as it is, and at a node's end sends that on its way.
   LATENTD_DEVICE void fold_split(int page, int stage) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       const uint32_t at = head() + 8 * which;
       const FoldFactors f = split_factors(page, at);
-      const uint32_t keep = pack_bf16(f.keep, f.keep), add = pack_bf16(f.add, f.add);
       __syncwarp();
       if (lane() % 4 == 0) smem_.chain_max[kGroup][at] = f.maximum;
+      if (note(page).flags & kStartsNode) {
+#pragma unroll
+        for (int i = which; i < kColumns / 4; i += 2) chain_[i] = pack_bf16(out_[2 * i], out_[2 * i + 1]);
+        continue;
+      }
+      const uint32_t keep = pack_bf16(f.keep, f.keep), add = pack_bf16(f.add, f.add);
 #pragma unroll
       for (int i = which; i < kColumns / 4; i += 2) {
         chain_[i] = fold_pair(chain_[i], pack_bf16(out_[2 * i], out_[2 * i + 1]), keep, add);
@@ -294,7 +304,6 @@ class Warpgroup {
     for (int block = 0; block < kColumns / 16; ++block) {
       uint32_t* v = &chain_[block * 4];
       store_matrix4((row ^ block % 4 * 32) + block / 4 * kBoxBytes, v[0], v[1], v[2], v[3]);
-      v[0] = v[1] = v[2] = v[3] = 0;
     }
     proxy_fence();
     arrive(&smem_.done[stage][kGroup]);
