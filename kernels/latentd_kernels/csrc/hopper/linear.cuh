@@ -284,15 +284,7 @@ struct LinearCta {
     for (int c = 0; c < kCtas; c++) {
       part[c] = load_shared(sums + ((c * num_rows + row) * kPitch + feature) * 4);
     }
-#pragma unroll
-    for (int d = 1; d < kCtas; d *= 2) {
-#pragma unroll
-      for (int c = 0; c < kCtas; c += 2 * d) {
-        part[c].x += part[c + d].x, part[c].y += part[c + d].y;
-        part[c].z += part[c + d].z, part[c].w += part[c + d].w;
-      }
-    }
-    return part[0];
+    return tree_sum(part);
   }
   // What this thread completes: four neighbouring features of every step-th row of the tile.
   struct Results {

@@ -61,6 +61,20 @@ struct Output {
 };
 LATENTD_DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
 
+// The sums of all CTAs of a cluster, each of its segments of K, as a balanced tree.
+template <int kCtas>
+LATENTD_DEVICE float4 tree_sum(float4 (&part)[kCtas]) {
+#pragma unroll
+  for (int d = 1; d < kCtas; d *= 2) {
+#pragma unroll
+    for (int c = 0; c < kCtas; c += 2 * d) {
+      part[c].x += part[c + d].x, part[c].y += part[c + d].y;
+      part[c].z += part[c + d].z, part[c].w += part[c + d].w;
+    }
+  }
+  return part[0];
+}
+
 // Takes segment s of kSegments into the tree of partial sums: level l waits for the sum of the next 2^l segments. After
 // the last one the whole sum is left in `acc`.
 template <int kSegments, int kLevels, int kCount>

@@ -52,9 +52,7 @@ struct WholeCta {
   // Eight values of a row from column `at` of this CTA's k on, to where the products read them.
   LATENTD_DEVICE void store_x(int row, int at, const uint4& v) const {
     const uint32_t chunk = (at / 8 ^ row) & 7;  // the swizzle of a tensor copy
-    const uint32_t place = x + at / 64 * kXBytes + row * 128 + chunk * 16;
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
+    store_shared(x + at / 64 * kXBytes + row * 128 + chunk * 16, v);
   }
   // All activations are stored, by this thread's warpgroup.
   LATENTD_DEVICE void x_is_there() const {
@@ -91,15 +89,7 @@ struct WholeCta {
     float4 part[kCtas];
 #pragma unroll
     for (int c = 0; c < kCtas; c++) part[c] = load_shared(sums + ((c * rows + row()) * kPitch + in_slice()) * 4);
-#pragma unroll
-    for (int d = 1; d < kCtas; d *= 2) {
-#pragma unroll
-      for (int c = 0; c < kCtas; c += 2 * d) {
-        part[c].x += part[c + d].x, part[c].y += part[c + d].y;
-        part[c].z += part[c + d].z, part[c].w += part[c + d].w;
-      }
-    }
-    return part[0];
+    return tree_sum(part);
   }
 };
 
