@@ -80,6 +80,24 @@ struct Sums {
   }
 };
 
+// o_lat from the sums of a row's groups, added ascending: two columns a thread.
+template <int kCols>
+LATENTD_DEVICE void join_groups(const float (&groups)[kGroups][kCols], const float (&group_l)[kGroups],
+                                uint4 (&latent)[kCols / 8]) {
+  if (threadIdx.x >= kCols / 2) return;
+  float2 total = make_float2(0.0f, 0.0f);
+  float l = 0.0f;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const float2 v = *reinterpret_cast<const float2*>(&groups[g][threadIdx.x * 2]);
+    total.x = __fadd_rn(total.x, v.x);
+    total.y = __fadd_rn(total.y, v.y);
+    l = __fadd_rn(l, group_l[g]);
+  }
+  const float inverse = l > 0.0f ? __fdividef(1.0f, l) : 0.0f;
+  reinterpret_cast<uint32_t*>(latent)[threadIdx.x] = pack_bf16(total.x * inverse, total.y * inverse);
+}
+
 // What the warps of a CTA that share rows have added, by group of a warp.
 template <int kWarps, int kWarpGroups>
 struct GroupSums {

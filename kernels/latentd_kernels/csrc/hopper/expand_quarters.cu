@@ -64,7 +64,7 @@ class ExpandQuarter {
     __syncthreads();
     add_group();
     __syncthreads();
-    join_groups();
+    join_groups(smem_.groups, smem_.group_l, smem_.latent);
     __syncthreads();
     multiply();
     __syncthreads();
@@ -155,22 +155,6 @@ class ExpandQuarter {
       sums.add(of(weight), octet, of(mine.l));
     }
     mine = {make_uint4(0, 0, 0, 0), 0.0f, kNothing};
-  }
-
-  // o_lat, its groups added ascending: two columns a thread.
-  LATENTD_DEVICE void join_groups() {
-    if (threadIdx.x >= kCols / 2) return;
-    float2 total = make_float2(0.0f, 0.0f);
-    float l = 0.0f;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float2 v = *reinterpret_cast<const float2*>(&smem_.groups[g][threadIdx.x * 2]);
-      total.x = __fadd_rn(total.x, v.x);
-      total.y = __fadd_rn(total.y, v.y);
-      l = __fadd_rn(l, smem_.group_l[g]);
-    }
-    const float inverse = l > 0.0f ? __fdividef(1.0f, l) : 0.0f;
-    reinterpret_cast<uint32_t*>(smem_.latent)[threadIdx.x] = pack_bf16(total.x * inverse, total.y * inverse);
   }
 
   // 16 values a warp, to the CTA that adds them up: a product whose eight columns are all this row. A lane's word holds

@@ -57,7 +57,7 @@ class ExpandRow {
     weigh_nodes();
     add_group();
     __syncthreads();
-    join_groups();
+    join_groups(smem_.groups, smem_.group_l, smem_.latent);
     copy_wait<0>();
     __syncthreads();
     multiply();
@@ -127,22 +127,6 @@ class ExpandRow {
     dst[0] = make_float4(sums.o[0], sums.o[1], sums.o[2], sums.o[3]);
     dst[1] = make_float4(sums.o[4], sums.o[5], sums.o[6], sums.o[7]);
     if (threadIdx.x % kGroupThreads == 0) smem_.group_l[group()] = sums.l;
-  }
-
-  // o_lat: all groups added ascending, two columns a thread.
-  LATENTD_DEVICE void join_groups() {
-    if (threadIdx.x >= kLatentDim / 2) return;
-    float2 total = make_float2(0.0f, 0.0f);
-    float l = 0.0f;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float2 v = *reinterpret_cast<const float2*>(&smem_.groups[g][threadIdx.x * 2]);
-      total.x = __fadd_rn(total.x, v.x);
-      total.y = __fadd_rn(total.y, v.y);
-      l = __fadd_rn(l, smem_.group_l[g]);
-    }
-    const float inverse = l > 0.0f ? __fdividef(1.0f, l) : 0.0f;
-    reinterpret_cast<uint32_t*>(smem_.latent)[threadIdx.x] = pack_bf16(total.x * inverse, total.y * inverse);
   }
 
   // A warp has 16 values and half of the columns; quarters of these add up as (q0 + q1) + (q2 + q3). A lane's word
