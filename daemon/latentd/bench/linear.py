@@ -1,10 +1,12 @@
 """Times linear layers as the model calls them, beside `torch.matmul` of the same product.
 
-Enough different weights stand in rotation to leave the L2 cache far behind.
+Enough different weights stand in rotation to leave the L2 cache far behind; the two are replayed in
+turn.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -14,7 +16,7 @@ from latentd.bench.gpu import CUDA
 from latentd.bench.report import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -57,17 +59,35 @@ def measure(
             for _ in range(count)
         ]
         for num in rows:
-            ours = ours_us(ops, weights, matrix.form, num) / count
-            theirs = torch_us(weights, num) / count if rival else None
-            row = floors.figures(matrix.num_bytes, ours, gpu.bandwidth, theirs)
+            ours, theirs = products_us(ops, weights, matrix.form, num, rival)
+            rival_us = theirs / count if theirs else None
+            row = floors.figures(matrix.num_bytes, ours / count, gpu.bandwidth, rival_us)
             shape = f"{matrix.features} x {matrix.k}"
             report.add(name=matrix.name, shape=shape, form=matrix.form, rows=num, **row)
         del weights
         torch.cuda.empty_cache()
 
 
-def ours_us(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> float:
-    """Microseconds of all these products in one graph of our launches."""
+def products_us(
+    ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int, rival: bool
+) -> tuple[float, float | None]:
+    """Microseconds of all these products in one graph of our launches, and of the same by
+    torch.matmul, which is cuBLAS, without what our forms add: replayed in turn."""
+    ours, theirs = _ours(ops, weights, form, rows), _torch(weights, rows)
+    ours()
+    graph = timing.capture(ours, ops.stream)
+    launch = partial(graph.launch, ops.stream)
+    try:
+        if not rival:
+            return timing.median_us(launch, ops.stream), None
+        with timing.torch_graph(theirs) as other:
+            ours_us, theirs_us = timing.medians_us([launch, other.replay], ops.stream)
+        return ours_us, theirs_us
+    finally:
+        graph.close()
+
+
+def _ours(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> Callable[[], None]:
     features, k = weights[0].shape
     x = torch.randn(rows, k, device=CUDA).bfloat16()
     width = features // 2 if form == "gated" else features
@@ -81,11 +101,10 @@ def ours_us(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> f
             else:
                 ops.linear(x, weight, out, rows, accumulate=form == "add")
 
-    return timing.graph_us(run, ops.stream)
+    return run
 
 
-def torch_us(weights: Sequence[Tensor], rows: int) -> float:
-    """The same products by torch.matmul, which is cuBLAS, without what our forms add."""
+def _torch(weights: Sequence[Tensor], rows: int) -> Callable[[], None]:
     features, k = weights[0].shape
     x = torch.randn(rows, k, device=CUDA).bfloat16()
     out = torch.empty(rows, features, dtype=torch.bfloat16, device=CUDA)
@@ -94,4 +113,4 @@ def torch_us(weights: Sequence[Tensor], rows: int) -> float:
         for weight in weights:
             torch.matmul(x, weight.T, out=out)
 
-    return timing.torch_graph_us(run)
+    return run

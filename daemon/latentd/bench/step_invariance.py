@@ -9,7 +9,7 @@ from latentd.bench import timing
 from latentd.bench.attention import Layers
 from latentd.bench.attention_plan import Plan
 from latentd.bench.attention_splits import best_cut
-from latentd.bench.linear import ours_us, torch_us
+from latentd.bench.linear import products_us
 from latentd.bench.report import Column
 from latentd.bench.shapes import matrices
 from latentd.model.weights import DenseWeights, MoeWeights
@@ -91,8 +91,12 @@ def _linears(steps: Steps, ops: CudaOps, rows: int) -> tuple[dict[str, float], d
     model = steps.backend.runner.model
     own = weights_of(model.weights)
     used = [matrix for matrix in matrices(model.config) if matrix.name != "router"]
-    ours = {matrix.name: ours_us(ops, own[matrix.name], matrix.form, rows) for matrix in used}
-    return ours, {matrix.name: torch_us(own[matrix.name], rows) for matrix in used}
+    both = {
+        matrix.name: products_us(ops, own[matrix.name], matrix.form, rows, rival=True)
+        for matrix in used
+    }
+    ours = {name: ours_us for name, (ours_us, _) in both.items()}
+    return ours, {name: theirs_us or 0.0 for name, (_, theirs_us) in both.items()}
 
 
 def _attention(steps: Steps, gpu: Gpu, rows: int, context: int) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ import torch
 from latentd_kernels import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 _BUDGET_MS: Final = 60.0
 _FEWEST: Final = 7
@@ -20,21 +21,27 @@ _WARM_UP: Final = 2
 
 def median_us(launch: Callable[[], object], stream: int) -> float:
     """Median microseconds of what `launch` puts into the stream, between two events."""
+    return medians_us([launch], stream)[0]
+
+
+def medians_us(launches: Sequence[Callable[[], object]], stream: int) -> list[float]:
+    """The same for several, launched in turn, so that what changes with time (clocks, the memory's
+    state) meets all of them alike."""
     start, end = driver.Event(), driver.Event()
 
-    def once() -> float:
+    def once(launch: Callable[[], object]) -> float:
         start.record(stream)
         launch()
         end.record(stream)
         end.synchronize()
         return end.elapsed_ms(start)
 
-    slowest = max(once() for _ in range(_WARM_UP))
-    count = int(min(_MOST, max(_FEWEST, _BUDGET_MS / slowest)))
-    time_ms = median(once() for _ in range(count))
+    slowest = max(sum(once(launch) for launch in launches) for _ in range(_WARM_UP))
+    count = int(min(_MOST, max(_FEWEST, _BUDGET_MS * len(launches) / slowest)))
+    times = [[once(launch) for launch in launches] for _ in range(count)]
     start.close()
     end.close()
-    return time_ms * 1e3
+    return [median(of_one) * 1e3 for of_one in zip(*times, strict=True)]
 
 
 def capture(run: Callable[[], None], stream: int) -> driver.Graph:
@@ -68,6 +75,13 @@ def graph_us(run: Callable[[], None], stream: int) -> float:
 
 def torch_graph_us(run: Callable[[], object]) -> float:
     """The same for what `run` does with torch on its current stream: allocations are allowed."""
+    with torch_graph(run) as graph:
+        return median_us(graph.replay, torch.cuda.current_stream().cuda_stream)
+
+
+@contextmanager
+def torch_graph(run: Callable[[], object]) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what `run` does with torch on its current stream."""
     stream = torch.cuda.current_stream()
     for _ in range(_WARM_UP):
         run()
@@ -75,7 +89,6 @@ def torch_graph_us(run: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         run()
-    time_us = median_us(graph.replay, stream.cuda_stream)
+    yield graph
     graph.reset()
     torch.cuda.empty_cache()
-    return time_us
