@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from latentd_kernels.staging import EntryViews
 
 RECORD: Final = Path(__file__).parent / "golden" / "bits.json"
-LENGTHS: Final = (1, 64, 129, 1000, 2500, 4200)  # one, two and four pages a split
+LENGTHS: Final = (1, 64, 129, 1000, 2500, 4200, 8300)  # one, two and four pages a split
 BOTH: Final[tuple[Numerics, ...]] = ("f32", "landed")
 CPU = torch.device("cpu")
 

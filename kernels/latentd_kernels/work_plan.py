@@ -73,7 +73,7 @@ def max_nodes(rows: int, max_ctx: int, heads: int) -> int:
     bytes a head: 129 MiB with 16 heads, 516 MiB with 128.
     """
     most = num_pages(max_ctx)
-    steps = [pages for pages in (16, 64, 256, *(1024 << k for k in range(5))) if pages < most]
+    steps = [pages for pages in (16, 64, 128, 256, *(1024 << k for k in range(5))) if pages < most]
     found = []
     for pages in (*steps, most):
         per_split = work_pages_per_split(pages, heads)

@@ -101,9 +101,18 @@ def test_the_nodes_of_a_call_fit_the_workspace(heads: int) -> None:
     for max_ctx in (1, 64, 1000, 1025, 4160, 16_385, 65_536, MAX_CTX):
         for rows in (1, 2, 7, 128):
             room = max_nodes(rows, max_ctx, heads)
-            for length in {max_ctx, *(pages * 64 for pages in (1, 16, 64, 65, 256, 257, 1024))}:
+            for length in {
+                max_ctx,
+                *(pages * 64 for pages in (1, 16, 64, 65, 128, 129, 256, 257, 1024)),
+            }:
                 plan = CallPlan([min(length, max_ctx)] * rows, [0] * rows, heads, rows, 132)
                 assert plan.nodes[-1] <= room
+
+
+def test_rows_of_up_to_128_pages_are_cut_finer_where_one_cta_serves_all_heads() -> None:
+    lengths = (16, 17, 64, 65, 128, 129)
+    assert [work_pages_per_split(pages, 48) for pages in lengths] == [1, 2, 2, 2, 2, 4]
+    assert [work_pages_per_split(pages, 49) for pages in lengths] == [1, 2, 2, 4, 4, 4]
 
 
 def test_a_row_has_at_most_256_splits() -> None:

@@ -45,6 +45,7 @@ LATENTD_DEVICE int tile_rows(int row, int num_rows, int context_len, int most) {
 
 // Pages in one split of a row that has `pages` pages: geometry.work_pages_per_split.
 LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
+  if (heads <= 48 && pages <= 128) return min(2, pages_per_split(pages));
   if (heads < 64 || pages <= 256) return pages_per_split(pages);
   return max(8, pages_per_split(pages));
 }
