@@ -85,6 +85,17 @@ def test_every_code_has_its_line_and_no_other() -> None:
     assert set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE)) - {"code"} == CODES
 
 
+def test_the_table_of_codes_names_the_other_fields_of_a_full_context(endpoint: str) -> None:
+    with serving(endpoint), Peer(endpoint) as peer:
+        full = peer.hello().ask("open", key="a", prompt=[1] * 10_000)
+    row = next(line for line in PAGE.splitlines() if line.startswith("| context_full |"))
+    others = set(full) - {"v", "id", "status", "error"}
+    assert (full["status"], others) == (
+        "context_full",
+        set(re.findall(r"`(\w+)`", row.split("|")[3])),
+    )
+
+
 @pytest.mark.parametrize("name", sorted(fields.RESERVED_OPS | fields.RESERVED_FIELDS))
 def test_what_is_reserved_is_named(name: str) -> None:
     assert f"`{name}`" in PAGE.partition("\n## Reserved\n")[2]
