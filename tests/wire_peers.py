@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from latentd.zmtp_router import ZmtpRouter
 
 DEALER_READY = ready(b"DEALER")
+MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
+"""Of the messages that the tests' router takes."""
 
 
 def await_message(router: ZmtpRouter) -> Message:

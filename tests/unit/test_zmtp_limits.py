@@ -6,7 +6,6 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,8 @@ from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
 from serving import Peer, seat, serving
 from wire_peers import (
     DEALER_READY,
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
     await_message,
     connect,
     greeted,
@@ -35,21 +36,7 @@ from wire_peers import (
     shaken,
 )
 
-MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + protocol.MAX_HEADER_BYTES
-
-
-@pytest.fixture
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("z") / "s"
-
-
-@pytest.fixture
-def router(path: Path) -> Iterator[ZmtpRouter]:
-    router = ZmtpRouter(MAX_FRAME_BYTES, MAX_FRAMES)
-    router.bind(f"ipc://{path}")
-    yield router
-    router.close(0)
 
 
 def send_all(router: ZmtpRouter, sock: socket.socket, data: bytes) -> list[list[bytes]]:

@@ -22,6 +22,8 @@ from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
 from serving import Peer, seat, serving
 from wire_peers import (
     DEALER_READY,
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
     await_message,
     connect,
     greeted,
@@ -31,21 +33,6 @@ from wire_peers import (
     run,
     shaken,
 )
-
-MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
-
-
-@pytest.fixture
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("z") / "s"
-
-
-@pytest.fixture
-def router(path: Path) -> Iterator[ZmtpRouter]:
-    router = ZmtpRouter(MAX_FRAME_BYTES, MAX_FRAMES)
-    router.bind(f"ipc://{path}")
-    yield router
-    router.close(0)
 
 
 @pytest.fixture
