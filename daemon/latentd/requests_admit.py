@@ -134,8 +134,9 @@ def join(run: OpenRun | StepRun, waiter: Waiter) -> None:
 
 
 def check_idle(record: SlotRecord) -> None:
-    """Raise RequestRejected("busy") while an operation of the slot is in flight."""
-    if record.running is not None:
+    """Raise RequestRejected("busy") while an operation of the slot is in flight. What a close has
+    ended is in flight no more, told or not: the engine refuses what comes after."""
+    if record.running is not None and record.closed_at is None:
         raise RequestRejected(
             "busy", f"slot {record.slot_id} has an operation in flight; one at a time",
             retry_after_s=RETRY_AFTER_S,
