@@ -72,6 +72,23 @@ def test_a_bad_command_line_is_one_line_and_an_exit_code(args: tuple[str, ...], 
     assert_one_line(stderr, "latentd", "--help")
 
 
+@pytest.mark.parametrize(
+    ("flag", "kind"),
+    [("--max-steps", "a whole number of at least 1"), ("--timeout-s", "a finite number above 0")],
+)
+@pytest.mark.parametrize("text", ["abc", "0", ""])
+def test_a_flag_that_is_no_number_is_told_what_it_must_be(flag: str, kind: str, text: str) -> None:
+    code, _, stderr = run("generate", "text", f"{flag}={text}")
+    assert code == 2
+    assert_one_line(stderr, f"argument {flag}: {text!r} is not {kind}")
+
+
+def test_demo_refuses_an_empty_prompt_before_it_starts_a_daemon() -> None:
+    code, stdout, stderr = run("demo", "--prompt", "")
+    assert (code, stdout) == (78, "")
+    assert_one_line(stderr, "the prompt is empty")
+
+
 def test_a_bad_setting_ends_serve_with_78() -> None:
     code, _, stderr = run("serve", "--model", "/x", "--max-ctx", "0")
     assert code == 78

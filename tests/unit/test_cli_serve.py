@@ -106,6 +106,13 @@ def test_generate_takes_bytes_that_are_no_text(daemon: Child) -> None:
     assert (raw.returncode, raw.stdout, raw.stderr) == (0, named.stdout, "")
 
 
+def test_generate_refuses_an_empty_prompt(daemon: Child) -> None:
+    for prompt in (("",), ("--tokens", "")):
+        done = latentd("generate", *prompt, "--endpoint", daemon.endpoint)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "the prompt is empty" in done.stderr
+
+
 def test_generate_ends_before_a_stop_token(daemon: Child) -> None:
     common = ("generate", "--tokens", "1,2,3", "--ids", "--endpoint", daemon.endpoint)
     free = latentd(*common, "--max-steps", "9").stdout.split()

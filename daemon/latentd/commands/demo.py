@@ -52,6 +52,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demonstration."""
+    if not args.prompt:
+        args.parser.error("the prompt is empty: there is nothing to continue")
     require_daemon("demo")
     begin = time.monotonic()
     flags = ["--model", str(demo.model_dir()), "--name", "demo", "--device", args.device]

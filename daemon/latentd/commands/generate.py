@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
             )
             return EXIT_USAGE
         prompt = args.tokens if args.tokens is not None else demo.encode(_text(args.prompt))
+        if not prompt:
+            args.parser.error("the prompt is empty: there is nothing to continue")
         tokens = continuation(
             client, prompt, args.max_steps, stop_tokens(client.info, args.stop), sampling_of(args)
         )
