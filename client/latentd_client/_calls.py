@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from latentd_client import packed, protocol
 from latentd_client._exchange import Call, Pending, Reply, refusal, seconds
-from latentd_client._slot import BaseSlot, read_step, whole
+from latentd_client._given import raw_prompt, sampling_fields, token_ids, whole
+from latentd_client._slot import BaseSlot, read_step, slot_pairs
 from latentd_client._streaming import settle
 from latentd_client._version import __version__
 from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
 from latentd_client.results import DaemonInfo, Sampling, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from latentd_client._given import Prompt
     from latentd_client.protocol import Header, Tensor
 
 T = TypeVar("T")
 S = TypeVar("S", bound="BaseSlot")
 Script: TypeAlias = Generator["Call | Pending", Reply, T]
-Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 
 _NAME = f"latentd-client/{__version__}"
 
@@ -76,12 +75,12 @@ class Calls:
         fields: Header = {"session": self.session, "key": key or secrets.token_hex(8)}
         raw: list[Tensor] = []
         if isinstance(prompt, np.ndarray):
-            raw.append(_token_ids(prompt))
+            raw.append(raw_prompt(prompt))
             fields["prompt"] = {"raw": 0}
         else:
-            fields["prompt"] = [whole(token, "prompt: a token") for token in prompt]
+            fields["prompt"] = token_ids(prompt, "prompt")
         if sampling is not None:
-            fields["sampling"] = sampling.to_wire()
+            fields["sampling"] = sampling_fields(sampling)
         if logits:
             fields["logits"] = True
         fields["deadline_s"] = self.limit(timeout_s)
@@ -141,7 +140,7 @@ class Calls:
         self, rows: Iterable[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
     ) -> Script[list[Step]]:
         """One step of several slots, in one request."""
-        pairs = list(rows)
+        pairs = slot_pairs(rows)
         for slot, _ in pairs:
             if slot._reader is not None:
                 yield from settle(self, slot)
@@ -213,13 +212,3 @@ class Calls:
     def ping(self, timeout_s: float | None) -> Script[None]:
         """One round trip."""
         yield Call("ping", {"session": self.session}, (), timeout_s)
-
-
-def _token_ids(prompt: NDArray[np.integer]) -> NDArray[np.int32]:
-    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
-        raise ProtocolError(
-            f"prompt of dtype {prompt.dtype} and shape {prompt.shape}: give a list of ids of ints"
-        )
-    if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) <= 0x7FFFFFFF:
-        raise ProtocolError("prompt: token ids must be 0 to 2^31 - 1")
-    return prompt.astype(np.int32)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latentd_client import packed, protocol
+from latentd_client._given import sampling_fields, whole
 from latentd_client.errors import ProtocolError
 from latentd_client.results import Sampling, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -64,7 +64,7 @@ class BaseSlot:
             row["token"] = whole(token, "token")
         if logits:
             row["logits"] = True
-        return {**row, "sampling": sampling.to_wire()} if sampling is not None else row
+        return {**row, "sampling": sampling_fields(sampling)} if sampling is not None else row
 
     def place(self, token: int | None) -> tuple[bytes, int, int]:
         """The fields of one step that asks for nothing else, for `packed`. Without a token it names
@@ -89,15 +89,15 @@ class BaseSlot:
         return step
 
 
-def whole(value: object, what: str) -> int:
-    """An int, from anything that is one (numpy and torch have their own). Raises ProtocolError
-    naming `what` for all else: int() would silently make 1 of 1.9."""
-    if type(value) is int:
-        return value
-    if type(value) is not bool:
-        with contextlib.suppress(TypeError):
-            return operator.index(value)  # type: ignore[arg-type]
-    raise ProtocolError(f"{what} is {value!r:.40}, must be an int") from None
+def slot_pairs(rows: Iterable[tuple[BaseSlot, int | None]]) -> list[tuple[BaseSlot, int | None]]:
+    """The rows that a caller gives for a step. Raises ProtocolError."""
+    try:
+        pairs = [(slot, token) for slot, token in rows]
+        if all(isinstance(slot, BaseSlot) for slot, _ in pairs):
+            return pairs
+    except (TypeError, ValueError):
+        pass
+    raise ProtocolError(f"rows are {rows!r:.60}, must be pairs of a slot and a token or None")
 
 
 def read_logits(header: Header, raw: Sequence[Tensor]) -> NDArray[np.float32] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd_client._exchange import Call
-from latentd_client._slot import whole
+from latentd_client._given import sampling_fields, token_ids, whole
 from latentd_client._stream import StreamReader
 from latentd_client.errors import ConnectionLost, RequestRejected
 
@@ -29,9 +29,9 @@ def stream(
     """Start a stream on a slot."""
     yield from settle(calls, slot)
     assert calls.info is not None
-    window = min(calls.info.credits, 64) if credit is None else credit
-    stop_ids = sorted({whole(token, "stop: a token") for token in stop})
-    reader = StreamReader(window, max_steps, stop_ids)
+    window = min(calls.info.credits, 64) if credit is None else whole(credit, "credit")
+    max_steps = whole(max_steps, "max_steps")
+    reader = StreamReader(window, max_steps, sorted(set(token_ids(stop, "stop"))))
     reader.timeout_s = timeout_s
     reader.sampling = sampling
     if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
@@ -47,7 +47,7 @@ def _start(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
     fields |= {"max_steps": reader.left, "stop": reader.stop, "credit": reader.window}
     fields["deadline_s"] = calls.limit(reader.timeout_s)
     if reader.sampling is not None:
-        fields["sampling"] = reader.sampling.to_wire()
+        fields["sampling"] = sampling_fields(reader.sampling)
     reader.call = Call("stream", fields, (), reader.timeout_s, is_kept=True)
     slot._reader = reader
     try:

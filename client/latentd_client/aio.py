@@ -10,10 +10,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
-from latentd_client import protocol
 from latentd_client._aio_link import AsyncLink, forget
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call
+from latentd_client._given import data_endpoint
 from latentd_client._handshake import check_listener
 from latentd_client.aio_slot import AsyncSlot
 from latentd_client.control import Control
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from latentd_client._calls import Prompt, Script
+    from latentd_client._calls import Script
     from latentd_client._exchange import Pending, Reply
+    from latentd_client._given import Prompt
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -46,7 +47,7 @@ class AsyncClient:
         connect_timeout_s: float = 5.0,
     ) -> None:  # fmt: skip
         """Takes what `Client` takes; connects in `connect`."""
-        self.endpoint = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+        self.endpoint = data_endpoint(endpoint)
         self._calls = Calls(timeout_s)
         self.timeout_s = self._calls.timeout_s
         self.is_closed = False

@@ -8,9 +8,9 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
-from latentd_client import protocol
 from latentd_client._calls import Calls
 from latentd_client._exchange import MAX_TIMEOUT_S, Call, Pending, seconds
+from latentd_client._given import data_endpoint
 from latentd_client._link import Link
 from latentd_client._turns import Turns
 from latentd_client._watch import Watch
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from latentd_client._calls import Prompt, Script
+    from latentd_client._calls import Script
+    from latentd_client._given import Prompt
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -49,7 +50,7 @@ class Client:
 
         Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
         """
-        self.endpoint = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+        self.endpoint = data_endpoint(endpoint)
         self._calls = Calls(timeout_s)
         self.timeout_s = self._calls.timeout_s
         self.is_closed = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from latentd_client import protocol
 from latentd_client._exchange import Call, seconds
+from latentd_client._given import data_endpoint, text_endpoint
 from latentd_client._link import Link
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Control:
     def __init__(self, endpoint: str | None = None, *, timeout_s: float = 5.0) -> None:
         """Raises ConnectionLost when nothing listens there."""
         if endpoint is None:
-            data = os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
-            endpoint = protocol.control_endpoint(data)
+            endpoint = protocol.control_endpoint(data_endpoint(None))
+        endpoint = text_endpoint(endpoint)
         self.timeout_s = seconds(timeout_s)
         self._lock = threading.Lock()
         self._link = Link(endpoint, timeout_s=self.timeout_s)
@@ -45,7 +45,7 @@ class Control:
     def drain(self, drain_s: float | None = None) -> None:
         """Ask the daemon to finish its running work and leave, within `drain_s` (its own default
         otherwise). Only its own user and root may: RequestRejected("denied") for others."""
-        self._ask("drain", {} if drain_s is None else {"drain_s": float(drain_s)})
+        self._ask("drain", {} if drain_s is None else {"drain_s": seconds(drain_s, "drain_s")})
 
     def renew(self, session: str) -> None:
         """Renew a session's lease. Raises RequestRejected: lease_lost, epoch_gone."""

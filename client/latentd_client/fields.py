@@ -175,7 +175,9 @@ def _check_length(field: Field, value: str | list[object], where: str) -> None:
         )
 
 
-def _outside(field: Field, value: object) -> str:
+def _outside(field: Field, value: float) -> str:
+    if field.high >= MAX_INT and value < field.low:  # no bound but that of the wire, or another's
+        return f"is {value}, must be {field.low} or more"
     return f"is {value}, must be {field.low} to {field.high}"
 
 

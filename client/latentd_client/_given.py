@@ -1,0 +1,78 @@
+"""What callers give, checked before anything is sent: who errs is told by name (ProtocolError)."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from latentd_client import protocol
+from latentd_client.errors import ProtocolError
+from latentd_client.results import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from latentd_client.protocol import Header
+
+Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+
+
+def whole(value: object, what: str) -> int:
+    """An int, from anything that is one (numpy and torch have their own): int() would silently
+    make 1 of 1.9."""
+    if type(value) is int:
+        return value
+    if type(value) is not bool:
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise ProtocolError(f"{what} is {value!r:.40}, must be an int") from None
+
+
+def token_ids(values: Iterable[int], what: str) -> list[int]:
+    """Token ids; the daemon looks at their range."""
+    try:
+        ids = iter(values)
+    except TypeError:
+        raise ProtocolError(f"{what} is {values!r:.40}, must be a list of token ids") from None
+    return [whole(token, f"{what}: a token") for token in ids]
+
+
+def raw_prompt(prompt: NDArray[np.integer]) -> NDArray[np.int32]:
+    """A prompt as it travels raw."""
+    if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise ProtocolError(
+            f"prompt of dtype {prompt.dtype} and shape {prompt.shape}: give a list of ids of ints"
+        )
+    if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) <= 0x7FFFFFFF:
+        raise ProtocolError("prompt: token ids must be 0 to 2^31 - 1")
+    return prompt.astype(np.int32)
+
+
+def sampling_fields(sampling: Sampling) -> Header:
+    """The fields of sampling parameters; the daemon looks at their values."""
+    if not isinstance(sampling, Sampling):
+        raise ProtocolError(f"sampling is {sampling!r:.40}, must be a latentd_client.Sampling")
+    try:
+        return sampling.to_wire()
+    except ValueError as error:  # an array is neither equal to a default nor different
+        raise ProtocolError(f"{sampling!r:.80}: {error}") from None
+
+
+def data_endpoint(endpoint: str | None) -> str:
+    """The endpoint given, else LATENTD_ENDPOINT, else the default."""
+    chosen = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+    return text_endpoint(chosen)
+
+
+def text_endpoint(endpoint: str) -> str:
+    """An endpoint given; whoever connects looks at its form."""
+    if isinstance(endpoint, str):
+        return endpoint
+    text = f"endpoint is {endpoint!r:.80}, must be text such as {protocol.DEFAULT_ENDPOINT}"
+    raise ProtocolError(text)
