@@ -38,6 +38,7 @@ class AsyncLink:
         self.exchange = Exchange()
         self.loop = asyncio.get_running_loop()
         self._watch: Watch | None = None
+        self._session = ""  # set by watch
         self._context = zmq.Context()
         sock = self.socket = _wire.make_socket(self._context)
         sock.setsockopt(zmq.RCVTIMEO, 0)
@@ -53,8 +54,11 @@ class AsyncLink:
     def watch(self, info: DaemonInfo, session: str) -> None:
         """Renew the session's lease, and notice when the connection breaks."""
         loop, wake_all = self.loop, weakref.WeakMethod(self._wake_all)
+        renew = weakref.WeakMethod(self._renew)
+        self._session = session
         self._watch = Watch(
             self.socket, info.control, session, info.lease_s,
+            lambda: loop.call_soon_threadsafe(_call, renew),
             lambda: loop.call_soon_threadsafe(_call, wake_all),
         )  # fmt: skip
 
@@ -131,6 +135,11 @@ class AsyncLink:
         """The connection broke: whoever waits on it gets to know, after its last words."""
         self.receive()
         self._abandon_all()
+
+    def _renew(self) -> None:
+        """Renew the lease here; its reply is skipped when it comes."""
+        _, frames = self.exchange.start(Call("ping", {"session": self._session}, expect=False))
+        self._send(frames)
 
     def _abandon_all(self) -> None:
         for pending in self.exchange.abandon_all():

@@ -22,7 +22,7 @@ def handshake(endpoint: str, timeout_s: float) -> socket.socket:
     """A connected socket, greetings exchanged, not blocking; all within `timeout_s`. Raises
     ConnectionLost."""
     deadline = time.monotonic() + timeout_s
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _make_socket(endpoint)
     try:
         _connect(sock, endpoint, deadline)
         _limit(sock, deadline)
@@ -47,6 +47,13 @@ def handshake(endpoint: str, timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _make_socket(endpoint: str) -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:  # no descriptor is left
+        raise ConnectionLost(f"cannot connect to {endpoint}: {error.strerror}") from None
 
 
 def _connect(sock: socket.socket, endpoint: str, deadline: float) -> None:
@@ -92,7 +99,7 @@ def check_listener(endpoint: str) -> None:
     path = endpoint.removeprefix("ipc://")
     if path == endpoint:
         return
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+    with contextlib.closing(_make_socket(endpoint)) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)

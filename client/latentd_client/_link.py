@@ -12,6 +12,7 @@ from latentd_client._wire import open_wire
 from latentd_client.errors import ConnectionLost
 
 if TYPE_CHECKING:
+    from latentd_client._turns import Turns
     from latentd_client._wire import Wire
 
 SLICE_MS = 100
@@ -45,6 +46,7 @@ class Link:
         self.exchange = Exchange()
         self._spin_s = spin_s
         self._usual_s: dict[str, float] = {}  # by op, how long the last wait took
+        self._errand: Call | None = None  # of another thread, run by who has the turn
         self.wire: Wire = open_wire(endpoint, timeout_s)
 
     def perform(self, call: Call, timeout_s: float) -> Reply | None:
@@ -79,6 +81,9 @@ class Link:
             message = wire.receive() or self._spin(usual, deadline)
             if message is None:
                 left_ms = min(SLICE_MS, self._check(pending, deadline, timeout_s))
+                if self._errand is not None:
+                    self._run_errand()
+                    continue
                 wire.poll(self._nap_ms(usual, left_ms))
                 continue
             exchange.receive(message)
@@ -86,6 +91,21 @@ class Link:
                 raise too_late(pending.call, timeout_s)
         self._usual_s[op] = time.monotonic() - start
         return pending.take()
+
+    def renew(self, session: str, turns: Turns) -> None:
+        """Renew a session's lease, for another thread: at once if nobody has the turn, else who
+        has it does that while it waits."""
+        self._errand = Call("ping", {"session": session}, expect=False)
+        turns.run_at_once(self._run_errand)
+
+    def _run_errand(self) -> None:
+        """Send what another thread wants sent, and read what is there: nobody else may for long."""
+        if self._errand is None:
+            return
+        call, self._errand = self._errand, None
+        while (message := self.wire.receive()) is not None:
+            self.exchange.receive(message)
+        self.perform(call, 0.0)
 
     def _spin(self, usual: float, deadline: float) -> list[bytes] | None:
         """Poll for a message from `spin_s` before the usual time until `spin_s` after it: a

@@ -36,6 +36,15 @@ class Turns:
         finally:
             lock.release()
 
+    def run_at_once(self, body: Callable[[], None]) -> None:
+        """Run something if nobody has the turn, without any waiting; not on the main thread, where
+        an interrupt could leave the lock held."""
+        if self._lock.acquire(blocking=False):
+            try:
+                body()
+            finally:
+                self._lock.release()
+
     def run_if_free(self, body: Callable[[], None]) -> None:
         """Run something if nobody has the turn."""
         if not self._lock.locked():

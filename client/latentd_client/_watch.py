@@ -1,7 +1,7 @@
 """The background thread of a client: renews the lease, and notices a broken connection.
 
-It lets the client's owner think for ten minutes: the daemon sees the renewals on its control
-socket, while transport heartbeats stay inside libzmq.
+It lets the client's owner think for ten minutes: the daemon sees the renewals on its control socket
+(on the data socket where that does not answer), while transport heartbeats stay inside libzmq.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from latentd_client.control import Control
-from latentd_client.errors import LatentdError
+from latentd_client.errors import LatentdError, RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +30,17 @@ class Watch:
 
     def __init__(
         self, data: zmq.Socket[bytes] | None, control: str, session: str, lease_s: float,
-        on_change: Callable[[], object] | None = None,
+        renew: Callable[[], object], on_change: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         """Watch the client's data socket, if it is one of libzmq (else who reads it sees the
-        break). `on_change` is called on the watching thread."""
+        break). On the watching thread `renew` is called when the control socket does not answer: it
+        sends a renewal on the data connection; and `on_change` when that connection broke."""
         self.losses = 0
         self._data = data
         self._control = control
         self._session = session
         self._every_s = lease_s / 3
+        self._renew_on_data = renew
         self._on_change = on_change
         self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED) if data else None
         self._waker, self._wakee = socket.socketpair()
@@ -75,12 +77,17 @@ class Watch:
                 self._on_change()
 
     def _renew(self) -> None:
-        """One renewal, on a connection of its own: once in 20 s that costs nothing."""
+        """One renewal, on a connection of its own: once in 20 s that costs nothing. Others may hold
+        all connections of the control socket; of the data socket the client has its own."""
         try:
-            with Control(self._control, timeout_s=min(1.0, self._every_s)) as control:
+            with Control(self._control, timeout_s=min(1.0, self._every_s / 2)) as control:
                 control.renew(self._session)
-        except LatentdError as error:
+        except RequestRejected as error:
             log.warning("the session's lease was not renewed: %s", error)
+        except (LatentdError, OSError) as error:
+            log.warning("the session's lease is renewed on its data connection: %s", error)
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._renew_on_data()
 
     def stop(self) -> None:
         """End the thread and leave the data socket unwatched."""

@@ -62,8 +62,11 @@ def open_wire(endpoint: str, timeout_s: float) -> Wire:
 
 def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """A DEALER without a routing id of its own (a fixed one loses messages after a reconnect).
-    IMMEDIATE: nothing is queued for a daemon that is not there."""
-    dealer = context.socket(zmq.DEALER)
+    IMMEDIATE: nothing is queued for a daemon that is not there. Raises ConnectionLost."""
+    try:
+        dealer = context.socket(zmq.DEALER)
+    except zmq.ZMQError as error:  # no descriptor is left
+        raise ConnectionLost(f"cannot make a socket: {error}") from None
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.IMMEDIATE, 1)
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)

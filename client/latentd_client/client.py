@@ -64,9 +64,11 @@ class Client:
         try:
             left_s = max(0.0, limit_s - (time.monotonic() - start))
             self.info: DaemonInfo = self._drive(self._calls.hello(left_s))
+            turns, session = self._turns, self._calls.session
             self._watch = Watch(
-                link.wire.monitored, self.info.control, self._calls.session, self.info.lease_s
-            )
+                link.wire.monitored, self.info.control, session, self.info.lease_s,
+                lambda: link.renew(session, turns),
+            )  # fmt: skip
         except BaseException as error:
             link.close()
             if isinstance(error, DeadlineExceeded):
