@@ -31,7 +31,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     parser.epilog = (
         f"device: median of the device's own times of the bucket's last {RING_STEPS} steps, "
-        "- where a case is too short to have run them all; over it: p50 less device."
+        "- where a case is too short to have run them all; over it: what the "
+        "median request of those same steps took beyond device."
     )
     parser.add_argument(
         "--steps", type=positive_int, default=1024, metavar="N",

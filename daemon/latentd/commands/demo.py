@@ -98,9 +98,10 @@ def show_text(endpoint: str, args: argparse.Namespace) -> None:
 def show_latencies(endpoint: str) -> None:
     """Print what single steps cost."""
     step = measure(endpoint, Case("step", 1, 1, context=16, steps=RING_STEPS, seconds=4.0))
-    device = "" if step.device_us is None else f", of it the device's own {step.device_us:.0f} us"
+    over_us = step.over_device_us
+    over = "" if over_us is None else f", {over_us:.0f} us of it beyond the device's own time"
     print(
-        f"{step.requests} single steps: p50 {step.p50_us:.0f} us, p99 {step.p99_us:.0f} us{device}",
+        f"{step.requests} single steps: p50 {step.p50_us:.0f} us, p99 {step.p99_us:.0f} us{over}",
         flush=True,
     )
 

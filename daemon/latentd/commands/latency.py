@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,9 @@ NUM_TOKENS = 256
 """Tokens drawn for each slot; longer runs repeat them."""
 START_TIMEOUT_S = 60.0
 """How long the clients of one case wait for each other."""
+
+Times: TypeAlias = tuple[list[float], list[float], float]
+"""Microseconds of each request of the warm-up and of those measured, and the seconds of these."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Measured:
     """The outcome of a case. Times are microseconds of a whole request as the client sees it (in
     a stream: from token to token); `device_us` is the median of the device's own times of the
     last steps (at most RING_STEPS), None where others than this case's may be among them: the
-    bucket varies, or the case was too short to push out those before it."""
+    bucket varies, or the case was too short to push out those before it. `over_device_us` is what
+    the median request of those same steps took beyond it."""
 
     case: str
     requests: int
@@ -72,9 +77,9 @@ def measure(endpoint: str, case: Case) -> Measured:
     one process each. Raises LatentdError for what the daemon refuses."""
     before, _ = _device(endpoint, case.rows)
     if case.clients == 1:
-        times, elapsed_s = _run(endpoint, case, lambda: None)
+        warm_up, times, elapsed_s = _run(endpoint, case, lambda: None)
     else:
-        times, elapsed_s = _run_processes(endpoint, case)
+        warm_up, times, elapsed_s = _run_processes(endpoint, case)
     after, device_us = _device(endpoint, case.rows)
     if case.clients > 1 or after - before < min(after, RING_STEPS):
         device_us = None
@@ -86,9 +91,15 @@ def measure(endpoint: str, case: Case) -> Measured:
         p90_us=p90,
         p99_us=p99,
         device_us=device_us,
-        over_device_us=None if device_us is None else round(p50 - device_us, 1),
+        over_device_us=None if device_us is None else _over(device_us, warm_up + times),
         tokens_per_s=round(len(times) * case.rows / elapsed_s, 1),
     )
+
+
+def _over(device_us: float, times: list[float]) -> float:
+    """What the median request took beyond the device's median, both of the steps that the daemon
+    looks back on: in a short case those of the warm-up are among them, and may be slower."""
+    return round(statistics.median_high(times[-RING_STEPS:]) - device_us, 1)
 
 
 def _device(endpoint: str, rows: int) -> tuple[int, float | None]:
@@ -103,8 +114,8 @@ def _device(endpoint: str, rows: int) -> tuple[int, float | None]:
     return int(count), float(median["p50"]) if median else None
 
 
-def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[float], float]:
-    """Times in microseconds and the seconds they took; `start` is called when all is ready."""
+def _run(endpoint: str, case: Case, start: Callable[[], object]) -> Times:
+    """Measure; `start` is called after the warm-up."""
     with Client(endpoint, timeout_s=START_TIMEOUT_S) as client:
         vocab_size = client.info.vocab_size
         rng = np.random.default_rng(os.getpid())
@@ -115,21 +126,26 @@ def _run(endpoint: str, case: Case, start: Callable[[], object]) -> tuple[list[f
             ticks = _step(client, slots, case, tokens)
         else:
             ticks = _stream(client, slots[0])
-        for _ in range(WARM_UP):
-            next(ticks)
+        warm_up = list(_clock(ticks, WARM_UP))
         start()
         times: list[float] = []
-        begin = last = time.perf_counter()
-        for _ in range(case.steps):
-            next(ticks)
-            now = time.perf_counter()
-            times.append((now - last) * 1e6)
-            last = now
-            if now - begin > case.seconds:
+        begin = time.perf_counter()
+        for time_us in _clock(ticks, case.steps):
+            times.append(time_us)
+            if (elapsed_s := time.perf_counter() - begin) > case.seconds:
                 break
         for slot in slots:
             slot.close()
-        return times, last - begin
+        return warm_up, times, elapsed_s
+
+
+def _clock(ticks: Iterator[None], most: int) -> Iterator[float]:
+    """How long each turn takes, in microseconds."""
+    last = time.perf_counter()
+    for _ in itertools.islice(ticks, most):
+        now = time.perf_counter()
+        yield (now - last) * 1e6
+        last = now
 
 
 def _step(client: Client, slots: list[Slot], case: Case, tokens: list[list[int]]) -> Iterator[None]:
@@ -155,13 +171,14 @@ def _stream(client: Client, slot: Slot) -> Iterator[None]:
         slot.step(token=1)
 
 
-def _run_processes(endpoint: str, case: Case) -> tuple[list[float], float]:
+def _run_processes(endpoint: str, case: Case) -> Times:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(case.clients)
     with context.Pool(case.clients, _keep_barrier, (barrier,)) as pool:
         results = pool.starmap(_work, [(endpoint, case)] * case.clients, chunksize=1)
-    times = [time_us for result, _ in results for time_us in result]
-    return times, max(elapsed_s for _, elapsed_s in results)
+    warm_up = [time_us for result, _, _ in results for time_us in result]
+    times = [time_us for _, result, _ in results for time_us in result]
+    return warm_up, times, max(elapsed_s for _, _, elapsed_s in results)
 
 
 _barrier: Barrier | None = None
@@ -172,7 +189,7 @@ def _keep_barrier(barrier: Barrier) -> None:
     _barrier = barrier
 
 
-def _work(endpoint: str, case: Case) -> tuple[list[float], float]:
+def _work(endpoint: str, case: Case) -> Times:
     """One client's share, in a process of its own."""
     assert _barrier is not None
     barrier = _barrier
