@@ -112,11 +112,22 @@ class Binding:
 
 
 def _check_directory(directory: str) -> None:
+    """Look at the sockets' directory. One of their own is made where its parent is there, as
+    /run/latentd is; a longer path that is not there is more likely a slip than a wish."""
+    parent = os.path.dirname(directory)
     try:
-        os.makedirs(directory, mode=0o750, exist_ok=True)
+        if not os.path.lexists(parent):
+            raise EndpointError(
+                f"socket directory {directory}: {parent} does not exist; make it, or {REMEDY}"
+            )
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, mode=0o750)
+            log.info("made socket directory %s", directory)
         mode = os.stat(directory).st_mode
     except OSError as error:
         raise EndpointError(f"socket directory {directory}: {error.strerror}; {REMEDY}") from None
+    if not stat.S_ISDIR(mode):
+        raise EndpointError(f"socket directory {directory}: is a file; {REMEDY}")
     if mode & 0o007:
         _warn_once(directory, stat.S_IMODE(mode))
 

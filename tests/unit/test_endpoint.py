@@ -20,6 +20,29 @@ def test_a_place_without_rights_is_refused_with_the_way_out(path: str, what: str
         Server(FakeEngine(), ServerOptions(endpoint=f"ipc://{path}")).bind()
 
 
+def test_a_directory_for_the_sockets_is_made_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "latentd"
+    with caplog.at_level(logging.INFO), serving(f"ipc://{folder}/d.sock"):
+        assert folder.stat().st_mode & 0o777 == 0o750
+    made = [text for text in caplog.messages if "made" in text]
+    assert made == [f"made socket directory {folder}"]
+
+
+def test_a_path_that_is_not_there_is_refused_and_left_so(tmp_path: Path) -> None:
+    folder = tmp_path / "slip" / "latentd"
+    with pytest.raises(EndpointError, match=f"{folder}: {folder.parent} does not exist; make it"):
+        Server(FakeEngine(), ServerOptions(endpoint=f"ipc://{folder}/d.sock")).bind()
+    assert not folder.parent.exists()
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EndpointError, match="file: is a file"):
+        Server(FakeEngine(), ServerOptions(endpoint=f"ipc://{tmp_path}/file/d.sock")).bind()
+
+
 def test_an_open_directory_is_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
