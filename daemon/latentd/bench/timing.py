@@ -36,11 +36,13 @@ def medians_us(launches: Sequence[Callable[[], object]], stream: int) -> list[fl
         end.synchronize()
         return end.elapsed_ms(start)
 
-    slowest = max(sum(once(launch) for launch in launches) for _ in range(_WARM_UP))
-    count = int(min(_MOST, max(_FEWEST, _BUDGET_MS * len(launches) / slowest)))
-    times = [[once(launch) for launch in launches] for _ in range(count)]
-    start.close()
-    end.close()
+    try:
+        slowest = max(sum(once(launch) for launch in launches) for _ in range(_WARM_UP))
+        count = int(min(_MOST, max(_FEWEST, _BUDGET_MS * len(launches) / slowest)))
+        times = [[once(launch) for launch in launches] for _ in range(count)]
+    finally:
+        start.close()
+        end.close()
     return [median(of_one) * 1e3 for of_one in zip(*times, strict=True)]
 
 
@@ -87,8 +89,10 @@ def torch_graph(run: Callable[[], object]) -> Iterator[torch.cuda.CUDAGraph]:
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    yield graph
-    graph.reset()
-    torch.cuda.empty_cache()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        yield graph
+    finally:
+        graph.reset()
+        torch.cuda.empty_cache()
