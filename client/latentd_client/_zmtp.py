@@ -12,19 +12,15 @@ import math
 import select
 import socket
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from latentd_client import zmtp
 from latentd_client._handshake import handshake
+from latentd_client._zmtp_inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_FRAME_BYTES: Final = 1 << 30
-MAX_MESSAGE_BYTES: Final = 1 << 31
-MAX_FRAMES: Final = 4096
-"""Of a message; a daemon's have 129 at most. What is beyond a limit ends the connection."""
 CHUNK_BYTES: Final = 1 << 18
 
 
@@ -47,8 +43,8 @@ class ZmtpWire:
 
     def _connect(self, timeout_s: float) -> None:
         self._is_busy = False
-        self._reader = zmtp.FrameReader(MAX_FRAME_BYTES, MAX_FRAMES, MAX_MESSAGE_BYTES)
-        self._ready: deque[list[bytes]] = deque()
+        self._inbox = Inbox()
+        self._ready = self._inbox.ready
         self._unsent = memoryview(b"")
         self._socket = handshake(self.endpoint, timeout_s)
         self._poller = select.poll()
@@ -124,33 +120,16 @@ class ZmtpWire:
         if not size:
             self._lose()
             return None
-        if chunk[0] == 0 and size == chunk[1] + 2 and self._reader.is_empty:
+        if chunk[0] == 0 and size == chunk[1] + 2 and self._inbox.reader.is_empty:
             return [bytes(chunk[2:size])]  # nearly always
-        self._reader.feed(memoryview(chunk)[:size])
-        self._parse()
-        return self._ready.popleft() if self._ready else None
-
-    def _parse(self) -> None:
-        """Take whole messages out of what was read."""
-        reader = self._reader
         try:
-            while (message := reader.next()) is not None:
-                self._ready.append(message)
+            answers = self._inbox.feed(memoryview(chunk)[:size])
         except zmtp.BrokenStream:
             self._lose()
-            return
-        for body in reader.take_commands():
-            self._obey(body)
-        if reader.num_frames > MAX_FRAMES and not self.is_lost:
-            self._lose()
-
-    def _obey(self, body: bytes) -> None:
-        """A heartbeat wants its answer, behind what is still to be sent; an error is the end;
-        nothing else concerns a DEALER."""
-        if answer := zmtp.pong(body):
-            self._unsent = memoryview(bytes(self._unsent) + answer)
-        elif body[:6] == b"\x05ERROR":
-            self._lose()
+        else:
+            if answers:  # behind what is still to be sent
+                self._unsent = memoryview(bytes(self._unsent) + answers)
+        return self._ready.popleft() if self._ready else None
 
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
