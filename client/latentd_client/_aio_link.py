@@ -154,20 +154,31 @@ class AsyncLink:
             self._watch.stop()
         if not self.loop.is_closed():
             self.loop.remove_reader(int(self.socket.getsockopt(zmq.FD)))
-        self.socket.close(FAREWELL_MS)
-        self._context.term()
+        self._close_socket()
         if not self.loop.is_closed():
             self._abandon_all()
 
+    def leave(self) -> None:
+        """Close the connection when the event loop has ended, without waiting for the watch."""
+        if self._watch is not None:
+            self._watch.leave(self._close_socket)
+        else:
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        self.socket.close(FAREWELL_MS)
+        self._context.term()
+
 
 def forget(link: AsyncLink, pid: int) -> None:
-    """Nobody knows the client any more and nobody has closed it: stop to renew its lease."""
+    """Nobody knows the client any more and nobody has closed it: stop to renew its lease. Without
+    any waiting: an interrupt is ignored while something is being collected."""
     if pid != os.getpid():
         return
     try:
         link.loop.call_soon_threadsafe(link.close)
     except RuntimeError:  # the event loop has ended
-        link.close()
+        link.leave()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

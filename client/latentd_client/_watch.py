@@ -43,6 +43,7 @@ class Watch:
         self._renew_on_data = renew
         self._on_change = on_change
         self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED) if data else None
+        self._at_end: Callable[[], object] | None = None  # set by leave
         self._waker, self._wakee = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
         self._thread.start()
@@ -52,6 +53,12 @@ class Watch:
         return self.losses
 
     def _run(self) -> None:
+        self._watch()
+        if self._at_end is not None:
+            self._release()
+            self._at_end()
+
+    def _watch(self) -> None:
         poller = zmq.Poller()
         if self._monitor is not None:
             poller.register(self._monitor, zmq.POLLIN)
@@ -92,8 +99,16 @@ class Watch:
     def stop(self) -> None:
         """End the thread and leave the data socket unwatched."""
         self._waker.send(b"x")
-        if threading.current_thread() is not self._thread:  # it may collect a forgotten client
-            self._thread.join()
+        self._thread.join()
+        self._release()
+
+    def leave(self, at_end: Callable[[], object]) -> None:
+        """The same without waiting: the thread (which may be the caller) does it when it ends, and
+        calls `at_end`."""
+        self._at_end = at_end
+        self._waker.send(b"x")
+
+    def _release(self) -> None:
         if self._data is not None and self._monitor is not None:
             self._data.disable_monitor()
             self._monitor.close()

@@ -139,11 +139,12 @@ class Client:
                 self._drive(self._calls.end_session(1.0))
         except LatentdError:
             pass  # the lease will end it
-        self._forgotten.detach()
-        self._watch.stop()
-        self._link.close()
-        if self._control is not None:
-            self._control.close()
+        finally:  # also when it is interrupted
+            self._forgotten.detach()
+            self._watch.stop()
+            self._link.close()
+            if self._control is not None:
+                self._control.close()
 
     def __enter__(self) -> Client:
         return self
@@ -239,7 +240,7 @@ class Client:
 
 
 def _forget(watch: Watch, link: Link, pid: int) -> None:
-    """Nobody knows the client any more and nobody has closed it: stop to renew its lease."""
+    """Nobody knows the client any more and nobody has closed it: stop to renew its lease. Without
+    any waiting: an interrupt is ignored while something is being collected."""
     if pid == os.getpid():
-        watch.stop()
-        link.close()
+        watch.leave(link.close)

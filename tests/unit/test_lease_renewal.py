@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeEngine
+from gates import wait_until
 from latentd_client import AsyncClient, Client, ConnectionLost, Control
 from serving import Running, serving
 
@@ -102,9 +104,47 @@ def test_the_watch_lives_on_when_there_was_no_descriptor(endpoint: str) -> None:
             with pytest.raises(ConnectionLost, match="Too many open files"):
                 Client(endpoint)
             time.sleep(LEASE["lease_s"] / 2)
-        assert [thread.name for thread in threading.enumerate()].count("latentd-watch") == 1
+        assert num_watches() == 1
         time.sleep(LONG_S)
         assert slot.step().context_len == 2
+
+
+@pytest.mark.parametrize("kind", ["blocking", "blocking on tcp", "asyncio"])
+def test_a_client_that_is_forgotten_amid_a_renewal_keeps_nobody_waiting(
+    endpoint: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, engine = threading.Event(), threading.Event(), FakeEngine()
+
+    def hang(*args: object) -> None:
+        begun.set()
+        may_end.wait(10)
+
+    async def connect() -> object:
+        client = await AsyncClient(endpoint).connect()
+        await client.open([1])
+        return client
+
+    before = num_watches()
+    monkeypatch.setattr(Control, "renew", hang)
+    with serving("tcp://127.0.0.1:*" if kind.endswith("tcp") else endpoint, engine, **LEASE) as it:
+        client: object
+        if kind == "asyncio":
+            client = asyncio.run(connect())
+        else:
+            client = Client(it.endpoint)
+            client.open([1])
+        assert begun.wait(10)
+        start = time.monotonic()
+        del client
+        gc.collect()
+        assert time.monotonic() - start < 5.0
+        may_end.set()
+        wait_until(lambda: num_watches() == before)
+        wait_until(lambda: engine.slots.num_used == 0)
+
+
+def num_watches() -> int:
+    return [thread.name for thread in threading.enumerate()].count("latentd-watch")
 
 
 @contextlib.contextmanager

@@ -94,6 +94,22 @@ def test_an_interrupt_never_leaves_a_client_unusable(endpoint: str, ignored: lis
     assert not [place for place in ignored if "latentd_client" in place]
 
 
+def test_an_interrupted_close_closes_all_the_same(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(script: object) -> None:
+        raise KeyboardInterrupt
+
+    with serving(endpoint):
+        client = Client(endpoint)
+        client.health()
+        monkeypatch.setattr(client, "_drive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+        assert "latentd-watch" not in [thread.name for thread in threading.enumerate()]
+        assert client._link.wire.is_lost
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_does_not_use_or_end_its_parents_session(endpoint: str) -> None:
     with serving(endpoint), Client(endpoint) as client:
