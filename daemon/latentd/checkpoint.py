@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd.model.config import CheckpointError, ModelConfig
-from latentd.model.weights import Weights, allocate, destinations
+from latentd.model.destinations import destinations
+from latentd.model.weights import Weights, allocate
 from latentd.shards import DTYPES, Entry, map_tensors, read_entries
 from latentd.weight_stream import Job, fill
 

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from latentd import weight_stream
 from latentd.checkpoint import CheckpointError, inspect, load
 from latentd.model.config import ModelConfig
+from latentd.model.destinations import destinations
 from latentd.model.random_weights import random_weights
-from latentd.model.weights import MoeWeights, allocate, destinations, tensors, weight_bytes
+from latentd.model.weights import MoeWeights, allocate, tensors, weight_bytes
 from latentd.shards import map_tensors
 
 if TYPE_CHECKING:
