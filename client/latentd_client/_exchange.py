@@ -5,33 +5,19 @@ No sockets, no clock of its own and no threads: it turns calls into frames and f
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentd_client import packed, protocol
+from latentd_client._given import MAX_TIMEOUT_S as MAX_TIMEOUT_S
+from latentd_client._given import seconds as seconds
 from latentd_client.errors import DeadlineExceeded, ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from latentd_client.protocol import Header, Tensor
-
-
-MAX_TIMEOUT_S = 1e9
-"""Thirty years: neither locks nor the wire know infinity."""
-
-
-def seconds(value: float, what: str = "timeout_s") -> float:
-    """A time limit of a caller; infinity becomes MAX_TIMEOUT_S. Raises ProtocolError."""
-    try:
-        limit_s = float(value)
-    except (TypeError, ValueError):
-        limit_s = math.nan
-    if not limit_s >= 0:
-        raise ProtocolError(f"{what} is {value!r:.40}, must be a number of seconds, 0 or more")
-    return min(limit_s, MAX_TIMEOUT_S)
 
 
 class Reply(NamedTuple):
@@ -171,8 +157,16 @@ class Exchange:
             pending.wake()
 
     def abandon(self, pending: Pending) -> None:
-        """Stop waiting for a request; its replies will be skipped."""
-        if self._pending.pop(pending.request_id, None) and pending.call.on_late is not None:
+        """Stop waiting for a request; its replies will be skipped, but `on_late` is told of one,
+        also of one that has come and was not taken."""
+        is_open, on_late = self._pending.pop(pending.request_id, None), pending.call.on_late
+        if on_late is None:
+            return
+        if is_open is None:
+            for reply in pending.replies:
+                if reply.header["status"] == "ok":
+                    on_late(reply.header)
+        else:
             self._late[pending.request_id] = pending.call
             while len(self._late) > 1024:  # replies that never came
                 del self._late[next(iter(self._late))]

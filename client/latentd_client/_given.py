@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import os
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+
+MAX_TIMEOUT_S = 1e9
+"""Thirty years: neither locks nor the wire know infinity."""
+
+
+def seconds(value: float, what: str = "timeout_s") -> float:
+    """A time limit of a caller; infinity becomes MAX_TIMEOUT_S. Raises ProtocolError."""
+    try:
+        limit_s = float(value)
+    except (TypeError, ValueError):
+        limit_s = math.nan
+    if not limit_s >= 0:
+        raise ProtocolError(f"{what} is {value!r:.40}, must be a number of seconds, 0 or more")
+    return min(limit_s, MAX_TIMEOUT_S)
 
 
 def whole(value: object, what: str) -> int:

@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from latentd_client import protocol
-from latentd_client._exchange import Call, seconds
-from latentd_client._given import data_endpoint, text_endpoint
+from latentd_client._exchange import Call
+from latentd_client._given import data_endpoint, seconds, text_endpoint
 from latentd_client._link import Link
 
 if TYPE_CHECKING:

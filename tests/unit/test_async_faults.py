@@ -318,6 +318,52 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(endpoint: str)
         asyncio.run(main())
 
 
+def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint: str) -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            assert client._link is not None
+            receive = client._link.exchange.receive
+
+            def receive_and_cancel(frames: list[bytes]) -> None:
+                receive(frames)
+                task.cancel()
+
+            task = asyncio.create_task(client.open([1, 2, 3]))
+            await asyncio.sleep(0)  # its request is on the way
+            client._link.exchange.receive = receive_and_cancel  # type: ignore[method-assign]
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert engine.slots.num_used == 1
+            client._link.exchange.receive = receive  # type: ignore[method-assign]
+            await client.ping()  # any call closes what nobody wants
+            await until(lambda: engine.slots.num_used == 0)
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
+
+
+def test_an_open_interrupted_while_its_reply_is_read_gives_its_slot_back(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine), Client(endpoint) as client:
+        receive = client._link.exchange.receive
+
+        def receive_and_interrupt(frames: list[bytes]) -> None:
+            receive(frames)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client._link.exchange, "receive", receive_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.open([1, 2, 3])
+        assert engine.slots.num_used == 1
+        client.ping()
+        asyncio.run(until(lambda: engine.slots.num_used == 0))
+
+
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 def test_a_forgotten_client_is_not_renewed_for_ever(endpoint: str, kind: str) -> None:
     """Nobody can use it any more: its slots go with the lease."""
