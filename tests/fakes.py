@@ -84,10 +84,7 @@ class FakeBackend:
         if self.fault is not None:
             raise DeviceFault(self.fault)
         plan = self._pending.popleft()
-        for slot_id, first, count, page in plan.updates:
-            self._table[slot_id, first : first + count] = page
-        for page in plan.zero_pages:
-            self._memory[page * self._page_rows : (page + 1) * self._page_rows] = -1
+        self._prepare(plan)
         outputs = StepOutputs([], [], {}, 10.0)
         self._memory[np.asarray(plan.kv_row)] = plan.token_ids
         slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
@@ -101,6 +98,16 @@ class FakeBackend:
             if out_row in plan.logit_rows:
                 outputs.logits[out_row] = fake_logits(tokens, self.info.vocab_size)
         return outputs
+
+    def _prepare(self, plan: StepPlan) -> None:
+        memory = self._memory.reshape(-1, self._page_rows)
+        for source, target in plan.moves.copies if plan.moves is not None else ():
+            memory[target] = memory[source]
+        for slot_id, first, pages in plan.moves.rows if plan.moves is not None else ():
+            self._table[slot_id, first : first + len(pages)] = pages
+        for slot_id, first, count, page in plan.updates:
+            self._table[slot_id, first : first + count] = page
+        memory[plan.zero_pages] = -1
 
     def _tokens(self, slot_id: int, length: int) -> list[int]:
         pos = np.arange(length)

@@ -34,11 +34,19 @@ def draw_tokens(count: int, seed: int, vocab_size: int = 256) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, vocab_size, count)]
 
 
+@dataclass(frozen=True)
+class Seat:
+    """What names a slot; an OpenRequest has it too."""
+
+    slot_id: int
+    epoch: int
+
+
 @dataclass
 class Tracked:
     """A slot with its tokens' count, as a client would keep it."""
 
-    request: OpenRequest
+    request: OpenRequest | Seat
     length: int
     token: int | None
     logits: bytes
@@ -78,6 +86,13 @@ def take_back(engine: Engine, slot: Tracked, to: int) -> None:
     """Truncate."""
     engine.truncate(slot.request.slot_id, slot.request.epoch, slot.length, to)
     slot.length, slot.token = to, None
+
+
+def fork(engine: Engine, slot: Tracked, sampling: SamplingParams | None = None) -> Tracked:
+    """Fork."""
+    state = engine.fork(slot.request.slot_id, slot.request.epoch, slot.length, sampling)
+    seat = Seat(state.slot_id, state.epoch)
+    return Tracked(seat, state.context_len, state.token, slot.logits)
 
 
 def close(engine: Engine, slot: Tracked) -> None:

@@ -134,7 +134,7 @@ class Blocking:
             if name == "stream":
                 return self._iterate(result)
             result = self._runner.run(_wait(result))
-            return Blocking(result, self._runner) if name == "open" else result
+            return Blocking(result, self._runner) if name in ("open", "fork") else result
 
         return call
 

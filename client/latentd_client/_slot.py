@@ -34,7 +34,7 @@ class BaseSlot:
             self.epoch: int = header["epoch"]
             self.context_len: int = header["context_len"]
         except KeyError as error:
-            raise ProtocolError(f"the daemon's reply to open lacks {error}") from None
+            raise ProtocolError(f"the daemon's reply lacks {error}") from None
         self.token: int | None = header.get("token")
         self.seed: int | None = header.get("seed")
         self.cached_tokens: int = header.get("cached_tokens", 0)

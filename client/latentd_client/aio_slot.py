@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from latentd_client import _streaming
+from latentd_client import _forking, _streaming
 from latentd_client._slot import BaseSlot
 from latentd_client.errors import LatentdError
 
@@ -58,6 +58,18 @@ class AsyncSlot(BaseSlot):
     async def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
         """See `Slot.truncate`."""
         return await self._client._run(self._client._calls.truncate(self, to, timeout_s))
+
+    async def fork(
+        self, *, sampling: Sampling | None = None, key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncSlot:  # fmt: skip
+        """See `Slot.fork`."""
+        client = self._client
+        script = _forking.fork(
+            client._calls, lambda header, raw: AsyncSlot(client, header, raw), self, sampling, key,
+            timeout_s,
+        )  # fmt: skip
+        return await client._run(script)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Give the slot and its pages back; a second time does nothing."""

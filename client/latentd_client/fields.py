@@ -83,6 +83,7 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
     ),
     "credit": (_SESSION, Field("stream", "int", 0, _ID), Field("n", "int", 1)),
     "truncate": (_SESSION, *_SEAT, _POS, Field("to", "int")),
+    "fork": (_SESSION, Field("key", "str", 1, 64), *_SEAT, _POS, _SAMPLING),
     "close": (
         _SESSION,
         Field("slot", "int", 0, (1 << 31) - 1, required=False),
@@ -104,7 +105,9 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 }
 """Operations of the control socket."""
 
-RESERVED_OPS: Final = frozenset({"verify", "fork", "export", "adopt", "attend", "reload"})
+FEATURES: Final = ("fork",)
+"""What a daemon of this version serves beyond what the first one did; hello tells it."""
+RESERVED_OPS: Final = frozenset({"verify", "export", "adopt", "attend", "reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""
 RESERVED_FIELDS: Final = frozenset({"mask", "bias", "logprobs", "prompt_logprobs", "salt", "draft"})
 """Fields that would change a result and are not served yet: `unsupported` where they appear."""

@@ -76,6 +76,7 @@ class DaemonInfo:
     max_frame_bytes: int
     max_frames: int
     credits: int
+    features: tuple[str, ...] = ()
 
     @classmethod
     def from_reply(cls, reply: Header) -> DaemonInfo:
@@ -107,6 +108,7 @@ class DaemonInfo:
                 max_frame_bytes=limits["max_frame_bytes"],
                 max_frames=limits["max_frames"],
                 credits=limits["credits"],
+                features=tuple(reply.get("features", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"the daemon's hello lacks a field: {error!r}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client import _streaming
+from latentd_client import _forking, _streaming
 from latentd_client._slot import BaseSlot
 
 if TYPE_CHECKING:
@@ -66,6 +66,24 @@ class Slot(BaseSlot):
         """Drop all tokens from position `to` on; returns the new length. The next step must name
         its token."""
         return self._client._run(self._client._calls.truncate(self, to, timeout_s), timeout_s)
+
+    def fork(
+        self, *, sampling: Sampling | None = None, key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Slot:  # fmt: skip
+        """A new slot with the same tokens and the same next `token`, at the cost of one page. From
+        there on the two go their own ways.
+
+        `sampling` is that of the new slot; without a seed the daemon draws one, and without
+        `sampling` the new slot has that of this one, seed and all, and would go on like it.
+        `key`: see `Client.open`. Raises RequestRejected: no_slot, no_pages, busy.
+        """
+        client = self._client
+        script = _forking.fork(
+            client._calls, lambda header, raw: Slot(client, header, raw), self, sampling, key,
+            timeout_s,
+        )  # fmt: skip
+        return client._run(script, timeout_s)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Give the slot and its pages back; a second time does nothing."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.backend_steps import StepRunner
+    from latentd.slots import Moves
 
 SPIN_S: Final = 0.010
 """How long a wait spins (letting go of the interpreter lock) before it sleeps between looks."""
@@ -65,14 +66,21 @@ class CudaBackend:
         self.runner.stage(plan, bucket)
         self._pending.append(plan)
         try:
+            if plan.moves is not None:
+                self.move(plan.moves)
             if plan.is_chunk:
                 self.runner.prompt(plan)
             elif self.eager:
                 self.runner.decode(bucket)
             else:
                 self.graphs.launch(bucket)
-        except driver.DriverError as error:
+        except (driver.DriverError, torch.AcceleratorError) as error:
             raise DeviceFault(str(error)) from error
+
+    def move(self, moves: Moves) -> None:
+        """Start the moves of a plan."""
+        with torch.cuda.stream(self._torch_stream):
+            self.runner.move(moves)
 
     def wait(self) -> StepOutputs:
         """Wait until the oldest plan's step number appears. Raises DeviceFault."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import torch
+
 from latentd.model.forward import decode_step, prompt_chunk
 from latentd.plans import StepOutputs, StepPlan
 from latentd.stager import Stager
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from latentd.buffers import StepBuffers
     from latentd.model.forward import Model
+    from latentd.slots import Moves
     from latentd_kernels.ops import Ops
 
 
@@ -40,6 +43,15 @@ class StepRunner:
         """Write the plan into the next ring entry."""
         self._stagers[self.launched % len(self._stagers)].stage(plan, bucket)
         self.launched += 1
+
+    def move(self, moves: Moves) -> None:
+        """Copy pages of the slab, then map runs of the block table."""
+        slab, table = self.buffers.slab, self.buffers.inputs.block_table
+        for source, target in moves.copies:
+            slab[target].copy_(slab[source], non_blocking=True)
+        for slot_id, first, pages in moves.rows:
+            run = table[slot_id, first : first + len(pages)]
+            run.copy_(torch.from_numpy(pages), non_blocking=True)
 
     def decode(self, rows: int) -> None:
         """Run a decode step of `rows` rows through the operations, as eager and capture do."""
@@ -82,6 +94,8 @@ class CpuBackend:
         """Compute the oldest staged plan."""
         plan, bucket = self._pending.popleft()
         runner = self.runner
+        if plan.moves is not None:
+            runner.move(plan.moves)
         if plan.is_chunk:
             runner.prompt(plan)
         else:

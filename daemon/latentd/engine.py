@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.engine_admission import Admission
+from latentd.engine_branches import Branches
 from latentd.engine_launches import Launches
 from latentd.engine_stats import EngineStats
 from latentd.operations import OpenDone, OpenRequest, SlotState, StepRequest, StreamRequest
 from latentd.plans import OpenTask, StreamTask
 from latentd.scheduler import Scheduler
+from latentd.sharing import Sharing
 from latentd.startup import StartupReport
 from latentd_client.errors import RequestRejected
 
@@ -47,7 +49,9 @@ class Engine:
         self.slots = slots
         self.backend = backend
         self.scheduler = Scheduler(slots, info.layers * info.page_size, prefill_chunk)
-        self.admission = Admission(slots, self.scheduler, info.vocab_size)
+        self.sharing = Sharing(slots)
+        self.admission = Admission(slots, self.sharing, self.scheduler, info.vocab_size)
+        self.branches = Branches(slots, self.sharing, self.admission)
         self.counters = EngineStats(info.buckets)
         self.launches = Launches(slots, self.scheduler, backend, info.buckets, self.counters)
 
@@ -106,16 +110,22 @@ class Engine:
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """See EngineProtocol."""
         try:
-            slot = self.admission.idle_slot(slot_id, epoch, pos)
-            if not 0 <= to <= pos:
-                raise RequestRejected("invalid", f"to is {to}, must be 0 to {pos} (the length)")
+            return self.branches.truncate(slot_id, epoch, pos, to)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
-        slot.length = to
-        slot.token = None
-        self.slots.cut(slot, to)
-        return to
+
+    def fork(
+        self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None
+    ) -> SlotState:
+        """See EngineProtocol."""
+        try:
+            slot = self.branches.fork(slot_id, epoch, pos, sampling)
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+        self.counters.forks += 1
+        return self.slot(slot.slot_id, slot.epoch)
 
     def close(self, slot_id: int, epoch: int) -> None:
         """See EngineProtocol. An open or step that had not run ends as Failed("epoch_gone")."""
@@ -133,7 +143,9 @@ class Engine:
     def slot(self, slot_id: int, epoch: int) -> SlotState:
         """See EngineProtocol."""
         slot = self.slots.get(slot_id, epoch)
-        return SlotState(slot_id, epoch, slot.length, slot.token, slot.task is not None)
+        assert slot.sampling is not None
+        seed = slot.sampling.seed or 0  # admission has drawn one
+        return SlotState(slot_id, epoch, slot.length, slot.token, slot.task is not None, seed)
 
     @property
     def has_work(self) -> bool:

@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
     from latentd.operations import SamplingParams
     from latentd.scheduler import Scheduler
+    from latentd.sharing import Sharing
     from latentd.slots import Slot, SlotTable
 
 
 class Admission:
     """Turns asked-for operations into queued tasks, or raises RequestRejected."""
 
-    def __init__(self, slots: SlotTable, scheduler: Scheduler, vocab_size: int) -> None:
+    def __init__(
+        self, slots: SlotTable, sharing: Sharing, scheduler: Scheduler, vocab_size: int
+    ) -> None:
         self.slots = slots
+        self.sharing = sharing
         self.scheduler = scheduler
         self.vocab_size = vocab_size
         self._seats = slots.slots
@@ -46,7 +50,7 @@ class Admission:
                 f"(max_ctx {self.slots.max_ctx})",
                 max_ctx=self.slots.max_ctx,
             )
-        self._check_room(len(token_ids))
+        self.check_room("the prompt", num_pages(len(token_ids)))
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(64))
         slot = self.slots.take(sampling)
@@ -72,6 +76,8 @@ class Admission:
             token = self._next_token(slot, token)
         params = slot.sampling if sampling is None else self._sampling(slot, sampling)
         assert params is not None
+        if slot.borrowed:
+            self.sharing.own(slot)
         if pos >= len(slot.pages) * PAGE_SIZE:
             self.slots.extend(slot, pos + 1)
         task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params)
@@ -91,6 +97,8 @@ class Admission:
         if credit < 0:
             raise RequestRejected("invalid", f"credit is {credit}, must be at least 0")
         params = self._sampling(slot, sampling)
+        if slot.borrowed:
+            self.sharing.own(slot)
         self.slots.extend(slot, pos + 1)
         request = StreamRequest(slot_id, epoch, pos, max_steps, stop, credit)
         task = StreamTask(request, slot, params)
@@ -142,17 +150,17 @@ class Admission:
             raise self._bad_token(f"prompt[{idx}]", int(token_ids[idx]))
         return np.array(token_ids, np.int32)
 
-    def _check_room(self, prompt_len: int) -> None:
-        """Refuse a prompt that does not fit beside the pages promised to prompts before it."""
+    def check_room(self, what: str, pages: int) -> None:
+        """Refuse what does not fit beside the pages promised to the prompts that wait."""
         promised = sum(
             num_pages(len(task.prompt)) - len(task.slot.pages) for task in self.scheduler.opens
         )
         pool = self.slots.pool
-        if num_pages(prompt_len) > pool.num_free - promised:
+        if pages > pool.num_free - promised:
             raise RequestRejected(
                 "no_pages",
-                f"the prompt needs {num_pages(prompt_len)} pages; {pool.num_free} of "
-                f"{pool.num_pages} are free and {promised} of them promised to prompts before it",
+                f"{what} needs {pages} pages; {pool.num_free} of {pool.num_pages} are free and "
+                f"{promised} of them promised to prompts before it",
             )
 
     def _next_token(self, slot: Slot, token: int | None) -> int:

@@ -47,6 +47,7 @@ class EngineStats:
         self.tokens = 0
         self.prompt_tokens = 0
         self.opens = 0
+        self.forks = 0
         self.refused: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
 
@@ -70,6 +71,7 @@ class EngineStats:
             "tokens": self.tokens,
             "prompt_tokens": self.prompt_tokens,
             "opens": self.opens,
+            "forks": self.forks,
             "refused": dict(self.refused),
             "failed": dict(self.failed),
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},

@@ -169,6 +169,7 @@ class SlotState:
     context_len: int
     token: int | None
     busy: bool
+    seed: int
 
 
 class EngineProtocol(Protocol):
@@ -209,6 +210,13 @@ class EngineProtocol(Protocol):
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """Drop all tokens from position `to` on; returns the new length. The last sampled token
         is forgotten. Refuses: epoch_gone, position_conflict, busy, invalid."""
+
+    def fork(
+        self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None
+    ) -> SlotState:
+        """Make a slot with the same tokens; `sampling` None keeps that of the source, seed and
+        all, and without a seed one is drawn. Refuses: no_slot, no_pages, epoch_gone,
+        position_conflict, busy, invalid."""
 
     def close(self, slot_id: int, epoch: int) -> None:
         """Free the slot, its pages and its epoch; a running request on it ends as "closed".

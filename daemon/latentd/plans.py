@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.operations import OpenRequest, SamplingParams, StreamRequest
-    from latentd.slots import Slot, Update
+    from latentd.slots import Moves, Slot, Update
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +77,7 @@ class StepPlan:
     is_last: bool = True  # false for a chunk whose prompt goes on: nothing is sampled
     updates: list[Update] = field(default_factory=list)
     zero_pages: list[int] = field(default_factory=list)
+    moves: Moves | None = None  # before the updates
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from latentd import requests_admit, requests_session, requests_step
+from latentd import requests_admit, requests_fork, requests_session, requests_step
 from latentd.operations import DeviceFault
 from latentd_client import fields, packed, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
@@ -32,6 +32,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "stream": requests_admit.stream,
     "credit": requests_session.credit,
     "truncate": requests_session.truncate,
+    "fork": requests_fork.fork,
     "close": requests_session.close,
     "cancel": requests_session.cancel,
     "resume": requests_session.resume,

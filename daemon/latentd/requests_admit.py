@@ -42,11 +42,8 @@ def open_slot(
     digest = (_digest(prompt), sampling, logits)
     ticket = Ticket(work.outbox, peer, request_id)
     key = header["key"]
-    record = session.opens.get(key)
+    record = session.opened(key, digest)
     if record is not None:
-        if record.digest != digest:
-            text = f"open: key {key!r} was used with another prompt, sampling or logits"
-            raise RequestRejected("invalid", f"{text}; take a new key for a new slot")
         if record.run is not None:
             join(record.run, (ticket, 0, True))
         elif record.stored is not None:

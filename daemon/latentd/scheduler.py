@@ -75,7 +75,7 @@ class Scheduler:
         updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,
-            False, True, updates, zero_pages,
+            False, True, updates, zero_pages, self.slots.take_moves(),
         )  # fmt: skip
 
     def chunk_plan(self) -> StepPlan | None:
@@ -106,6 +106,7 @@ class Scheduler:
             is_last=is_last,
             updates=updates,
             zero_pages=zero_pages,
+            moves=self.slots.take_moves(),
         )
 
     def drop(self, task: Task) -> None:

@@ -108,6 +108,18 @@ class Session:
             )
         return record
 
+    def opened(self, key: str, digest: Hashable) -> OpenRecord | None:
+        """The open or fork of that key, None before it. Raises RequestRejected("invalid") when the
+        key was used for another one."""
+        record = self.opens.get(key)
+        if record is not None and record.digest != digest:
+            raise RequestRejected(
+                "invalid",
+                f"key {key!r} was used for another open or fork, or with other fields; take a new "
+                "key for a new slot",
+            )
+        return record
+
 
 class Sessions:
     """All sessions of this daemon's life, which `boot_id` names."""

@@ -1,13 +1,14 @@
 """Slots: a sequence's seat, its pages, and the host's mirror of the block table.
 
 Plain Python and numpy. Only changed block-table entries travel to the device: `take_updates`
-says which, and which pages the step that maps them must zero.
+says which, and which pages the step that maps them must zero. Pages that other slots have filled
+are mapped and copied before that, by `take_moves`.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from latentd.operations import SamplingParams
     from latentd.pages import PagePool
 
@@ -22,11 +27,19 @@ Update = tuple[int, int, int, int]
 """(slot, first_idx, count, page_id): entries first_idx .. first_idx + count - 1 := page_id."""
 
 
+class Moves(NamedTuple):
+    """What the device does before the updates of the same step: `copies` of whole pages (source,
+    target), and `rows`, runs of the block table (slot, first_idx, page ids). Both in order."""
+
+    copies: list[tuple[int, int]]
+    rows: list[tuple[int, int, NDArray[np.int32]]]
+
+
 class Slot:
     """One live sequence. `length` counts appended tokens, `token` is the last sampled one."""
 
-    __slots__ = ("epoch", "length", "mapped", "pages", "sampling", "slot_id", "synced", "task",
-                 "token")  # fmt: skip
+    __slots__ = ("borrowed", "epoch", "length", "mapped", "pages", "sampling", "slot_id", "synced",
+                 "task", "token")  # fmt: skip
 
     def __init__(self, slot_id: int) -> None:
         self.slot_id = slot_id
@@ -38,6 +51,7 @@ class Slot:
         self.task: object | None = None  # the operation that runs on it, set by the engine
         self.synced = 0  # leading entries that the device's block table holds too
         self.mapped = 0  # entries of the device's row that are not -1
+        self.borrowed = False  # the last, partly filled page may be others' too: see Sharing.own
 
 
 class SlotTable:
@@ -52,6 +66,7 @@ class SlotTable:
         self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
         self._free = list(range(max_slots - 1, -1, -1))
         self._changed: dict[int, None] = {}  # slots whose device row is out of date, in order
+        self._moves = Moves([], [])
         # 31 random bits above a counter with a random start: never the same twice in a process,
         # and not repeated by the next one.
         self._epoch_prefix = (secrets.randbits(31) or 1) << 32
@@ -95,6 +110,30 @@ class SlotTable:
         self.table[slot.slot_id, have : have + missing] = pages
         self._changed[slot.slot_id] = None
 
+    def append_filled(self, slot: Slot, pages: Sequence[int], copied_from: int = -1) -> None:
+        """Append pages that the caller owns and others have filled; the last of them is first
+        copied from another one, if that is named. Slots without pages to be zeroed only."""
+        if not pages:
+            return
+        first = len(slot.pages)
+        assert slot.synced == first, f"slot {slot.slot_id} has pages that nothing has filled"
+        slot.pages += pages
+        row = self.table[slot.slot_id, first : len(slot.pages)]
+        row[:] = pages
+        self._moves.rows.append((slot.slot_id, first, row.copy()))
+        if copied_from >= 0:
+            self._moves.copies.append((copied_from, pages[-1]))
+        slot.synced = len(slot.pages)
+        slot.mapped = max(slot.mapped, slot.synced)
+
+    def take_moves(self) -> Moves | None:
+        """The moves since the last call, mostly None; they go to the device with the updates."""
+        moves = self._moves
+        if not moves.rows:
+            return None
+        self._moves = Moves([], [])
+        return moves
+
     def cut(self, slot: Slot, length: int) -> None:
         """Give back the pages behind the first `length` tokens."""
         keep = num_pages(length)
@@ -111,6 +150,7 @@ class SlotTable:
         self.cut(slot, 0)
         slot.epoch = slot.length = 0
         slot.token = slot.sampling = slot.task = None
+        slot.borrowed = False
         self._free.append(slot.slot_id)
 
     def take_updates(self) -> tuple[list[Update], list[int]]:

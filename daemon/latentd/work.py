@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from latentd.routing import Sent
 from latentd.runs import OpenRun, StreamRun
-from latentd_client import protocol
+from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class Work:
             "boot_id": self.sessions.boot_id,
             "lease_s": options.lease_s,
             "control": self.control,
+            "features": list(fields.FEATURES),
             "limits": {
                 "max_frame_bytes": options.max_frame_bytes,
                 "max_frames": options.max_frames,

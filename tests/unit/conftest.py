@@ -1,17 +1,46 @@
-"""Fixtures for unit tests: the daemon's own ROUTER on a temporary path."""
+"""Fixtures for unit tests: a server over the fake engine, both clients, and the daemon's own ROUTER
+on a temporary path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from latentd.zmtp_router import ZmtpRouter
+from latentd_client import AsyncClient, Client
+from serving import Blocking, serving
 from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from serving import Running
+
+
+@pytest.fixture
+def running(endpoint: str) -> Iterator[Running]:
+    """A server over the fake engine."""
+    with serving(endpoint) as running:
+        yield running
+
+
+@pytest.fixture(params=["client", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes a client; the asynchronous one behind blocking methods."""
+    with asyncio.Runner() as runner:
+
+        async def start(endpoint: str, **options: Any) -> AsyncClient:
+            return await AsyncClient(endpoint, **options).connect()
+
+        def connect(endpoint: str, **options: Any) -> Any:
+            if request.param == "client":
+                return Client(endpoint, **options)
+            return Blocking(runner.run(start(endpoint, **options)), runner)
+
+        yield connect
 
 
 @pytest.fixture

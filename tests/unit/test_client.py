@@ -24,31 +24,9 @@ from latentd_client import (
     RequestRejected,
     Sampling,
 )
-from serving import Blocking, Running, serving
+from serving import Running, serving
 
 Connect = Callable[..., Any]
-
-
-@pytest.fixture
-def running(endpoint: str) -> Iterator[Running]:
-    with serving(endpoint) as running:
-        yield running
-
-
-@pytest.fixture(params=["client", "async"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Makes a client; the asynchronous one behind blocking methods."""
-    with asyncio.Runner() as runner:
-
-        async def start(endpoint: str, **options: Any) -> AsyncClient:
-            return await AsyncClient(endpoint, **options).connect()
-
-        def connect(endpoint: str, **options: Any) -> Any:
-            if request.param == "client":
-                return Client(endpoint, **options)
-            return Blocking(runner.run(start(endpoint, **options)), runner)
-
-        yield connect
 
 
 def test_info_tells_the_model_and_the_limits(connect: Connect, running: Running) -> None:

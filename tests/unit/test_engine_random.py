@@ -14,7 +14,6 @@ from fakes import FakeEngine
 from latentd.memory import step_layout
 from latentd.operations import (
     Failed,
-    OpenDone,
     OpenRequest,
     SamplingParams,
     StepDone,
@@ -27,7 +26,7 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from latentd.operations import Event, StepRequest
 
-NAMES = ("open", "step", "stream", "credit", "truncate", "close", "cancel", "run", "run")
+NAMES = ("open", "fork", "step", "stream", "credit", "truncate", "close", "cancel", "run", "run")
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.integers(0, 400)), max_size=60
 )
@@ -35,10 +34,10 @@ OPERATIONS = st.lists(
 
 @dataclass
 class Record:
-    """What a client knows: its tokens, the last sampled one, and what runs."""
+    """What a client knows: its tokens, its slot, the last sampled token, and what runs."""
 
     tokens: list[int]
-    opened: OpenRequest
+    seat: tuple[int, int]
     sampled: int | None = None
     running: OpenRequest | StepRequest | StreamRequest | None = None
     appended: int = 0
@@ -62,15 +61,16 @@ class Clients:
             if name == "open":
                 prompt = [(number + n) % 256 for n in range(number % 300)]
                 request = engine.admit_open(prompt, SamplingParams(), False)
-                self.live.append(Record(prompt, request, running=request))
+                seat = request.slot_id, request.epoch
+                self.live.append(Record(prompt, seat, running=request))
                 return
             if not self.live:
                 return
             record = self.live[who % len(self.live)]
-            seat = record.opened.slot_id, record.opened.epoch
+            seat = record.seat
             pos = len(record.tokens)
             is_unknown = isinstance(record.running, OpenRequest) and not engine.slot(*seat).busy
-            if is_unknown and name in ("step", "stream", "truncate"):
+            if is_unknown and name in ("fork", "step", "stream", "truncate"):
                 return  # the open's event is on its way: no client could name the slot yet
             if name == "step":
                 record.running = engine.admit_step(*seat, pos, number % 256, None, False)
@@ -83,6 +83,11 @@ class Clients:
             elif name == "truncate":
                 del record.tokens[engine.truncate(*seat, pos, number) :]
                 record.sampled = None
+            elif name == "fork":
+                state = engine.fork(*seat, pos, None)
+                assert (state.context_len, state.token) == (pos, record.sampled)
+                fork = Record(list(record.tokens), (state.slot_id, state.epoch), record.sampled)
+                self.live.append(fork)
             elif name == "close":
                 engine.close(*seat)
                 self.live.remove(record)
@@ -111,7 +116,6 @@ class Clients:
         assert event.context_len == len(record.tokens)
         if not isinstance(event, StreamTokens) or event.end is not None:
             record.running = None
-        assert not isinstance(event, OpenDone) or event.request is record.opened
 
 
 @given(operations=OPERATIONS, pages=st.integers(5, 14), chunk=st.sampled_from([16, 100]))
@@ -129,7 +133,7 @@ def test_random_clients_get_the_tokens_of_their_own_prompts(
     while engine.has_work:
         clients.act("run", 0, 0)
     for record in list(clients.live):
-        engine.close(record.opened.slot_id, record.opened.epoch)
+        engine.close(*record.seat)
     engine.slots.check()
     assert engine.stats()["kv_pages_used"] == engine.stats()["slots_used"] == 0
 

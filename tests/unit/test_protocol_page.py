@@ -53,15 +53,17 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         hello = peer.ask("hello", versions=[1, 1])
         peer.session = hello["session"]
         opened = peer.ask("open", key="a", prompt=[1, 2, 3])
+        forked = peer.ask("fork", **seat(opened), key="f", sampling={"seed": 8})
         step = peer.ask("step", **seat(opened), logits=True)
         at = {**seat(opened), "pos": 4}
+        peer.ask("close", slot=forked["slot"], epoch=forked["epoch"])
         other = {**seat(peer.ask("open", key="b", prompt=[1] * 12)), "pos": 9}
         rows = peer.ask("step", rows=[at, other])
         peer.send("stream", **{**at, "pos": 5}, max_steps=3, credit=9)
         while (last := peer.receive()[0]).get("more"):
             pass
         conflict = peer.ask("step", **{**at, "pos": 5})
-    real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict}
+    real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
         reply.get("error") for reply in (*example(4)["rows"], example(7))
