@@ -73,6 +73,7 @@ def test_step_measures_the_usual_contexts_that_fit() -> None:
         (("linear", "--shape", "5"), "'5' is not MxK"),
         (("linear", "--shape", "64x33"), "'64x33' is not MxK"),
         (("attention", "--widths", "128"), "'128' is not NOPE/V"),
+        (("attention", "--widths", "a/b"), "'a/b' is not NOPE/V"),
         (("step", "--model", "a", "--config", "b"), "not allowed with"),
         (("moe", "--layers", "0"), "--layers"),
     ],

@@ -83,6 +83,25 @@ def test_a_flag_that_is_no_number_is_told_what_it_must_be(flag: str, kind: str, 
     assert_one_line(stderr, f"argument {flag}: {text!r} is not {kind}")
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "kind"),
+    [
+        ("--temperature", "nan", "number of 0 to 1e+30"),
+        ("--top-k", "1.5", "whole number of 0 to 2147483647"),
+        ("--top-p", "2", "number of 0 to 1"),
+        ("--min-p", "abc", "number of 0 to 1"),
+        ("--seed", "-1", "whole number of 0 to 18446744073709551615"),
+    ],
+)
+@pytest.mark.parametrize("command", [("generate", "text"), ("demo",)])
+def test_a_sampling_flag_out_of_range_is_told_its_range_without_a_daemon(
+    command: tuple[str, ...], flag: str, text: str, kind: str
+) -> None:
+    _, stdout, stderr = run(*command, f"{flag}={text}")
+    assert stdout == ""
+    assert_one_line(stderr, f"argument {flag}: {text!r} is not a {kind}")
+
+
 def test_demo_refuses_an_empty_prompt_before_it_starts_a_daemon() -> None:
     code, stdout, stderr = run("demo", "--prompt", "")
     assert (code, stdout) == (78, "")

@@ -15,18 +15,24 @@ if TYPE_CHECKING:
 
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Whole numbers of at least 1, separated by commas, for argparse."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = (0,)
-    if min(values) < 1:
+    values = _numbers(text, ",")
+    if not values:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers of at least 1")
     return values
 
 
+def _numbers(text: str, separator: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1; none at all when one of them is something else."""
+    try:
+        values = tuple(int(part) for part in text.split(separator))
+    except ValueError:
+        return ()
+    return values if min(values) >= 1 else ()
+
+
 def matrix_shape(text: str) -> tuple[int, int]:
     """Features and columns as MxK, for argparse."""
-    values = whole_numbers(text.replace("x", ","))
+    values = _numbers(text, "x")
     if len(values) != 2 or values[1] % 32:
         raise argparse.ArgumentTypeError(f"{text!r} is not MxK with a K that 32 divides")
     return values[0], values[1]
@@ -34,7 +40,7 @@ def matrix_shape(text: str) -> tuple[int, int]:
 
 def head_widths(text: str) -> tuple[int, int]:
     """nope and v as NOPE/V, for argparse."""
-    values = whole_numbers(text.replace("/", ","))
+    values = _numbers(text, "/")
     if len(values) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not NOPE/V")
     return values[0], values[1]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.config import Config
-from latentd_client import Sampling
+from latentd_client import Sampling, fields
 
 if TYPE_CHECKING:
     from latentd.commands.parsing import Parser
+    from latentd_client.fields import Field
 
 
 def add_connection(parser: Parser) -> None:
@@ -30,16 +33,31 @@ def add_connection(parser: Parser) -> None:
 def add_sampling(parser: Parser, temperature: float = 0.0) -> None:
     """Add the sampling flags."""
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--temperature", type=float, default=temperature, metavar="T",
-        help="0 is greedy (default %(default)s)",
-    )  # fmt: skip
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is off")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is off")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0 is off")
-    group.add_argument(
-        "--seed", type=int, default=None, metavar="N", help="without it the daemon draws one"
-    )
+    about: dict[str, tuple[float | None, str, str]] = {
+        "temperature": (temperature, "T", f"0 is greedy (default {temperature})"),
+        "top_k": (0, "K", "0 is off"),
+        "top_p": (1.0, "P", "1 is off"),
+        "min_p": (0.0, "P", "0 is off"),
+        "seed": (None, "N", "without it the daemon draws one"),
+    }
+    known = {field.name: field for field in fields.SAMPLING}
+    for name, (default, metavar, text) in about.items():
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=partial(_in_range, known[name]), default=default,
+            metavar=metavar, help=text,
+        )  # fmt: skip
+
+
+def _in_range(field: Field, text: str) -> float:
+    """A number that a field of a request may have, for argparse."""
+    kind, what = (int, "whole number") if field.kind == "int" else (float, "number")
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not field.low <= value <= field.high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what} of {field.low} to {field.high}")
+    return value
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
