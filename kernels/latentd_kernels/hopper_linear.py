@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _VECTOR: Final = 4  # features that a thread stores at once
 _COPIED_ROWS: Final = 64  # of weights, in a copy of a kernel that holds them
-_STORED: Final = (64, 16)  # features and rows of a result that the copy engine stores at once
+_STORED: Final = (64, 16)  # bf16 and rows of a result that the copy engine stores at once
 _WHOLE_KINDS: Final = {0: "bf16", 2: "add"}  # OutKind in csrc/hopper/linear_parts.cuh
 _VECTOR_X: Final = 8  # elements of which row strides are multiples, where rows are read by 16 bytes
 _COPY_BYTES: Final = 16  # of which it wants multiples
@@ -64,8 +64,8 @@ class HopperLinear(Launcher):
             self.tensor_maps.get(x, rows, kernel.rows),
         ]
         if kernel.turns:
-            stored = self._stored(out, rows, features) if out.element_size() == 2 else None
-            vectors = vectors and (stored is not None or out.element_size() != 2)
+            stored = self._stored(out, rows, features)
+            vectors = vectors and stored is not None
             args.append(stored or args[0])
         else:
             args.append(c_int32(height))
@@ -133,9 +133,9 @@ class HopperLinear(Launcher):
         self.library.launch(name, grid, WHOLE_THREADS, args, stream=self.stream, smem=kernel.smem)
 
     def _stored(self, out: Tensor, rows: int, features: int) -> TensorMap | None:
-        """How the copy engine stores a bf16 result, None if it cannot."""
-        stride_bytes = out.stride(0) * 2
+        """How the copy engine stores a result, None if it cannot; an f32 counts as two bf16."""
+        stride_bytes = out.stride(0) * out.element_size()
         if out.data_ptr() % _COPY_BYTES or stride_bytes % _COPY_BYTES:
             return None
-        dims, strides = (features, rows), (stride_bytes,)
+        dims, strides = (features * (out.element_size() // 2), rows), (stride_bytes,)
         return self.tensor_maps.of_bytes(out.data_ptr(), dims, strides, _STORED)

@@ -50,19 +50,24 @@ class LinearKernel(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: warpgroups, and a copying warp where registers leave room for it."""
-        return 128 * self.groups + (32 if self.groups < 5 or self.rows < 128 else 0)
+        """Threads of a CTA: warpgroups, and those that copy: copying_threads in linear.cuh."""
+        if self.groups == 5 and self.rows >= 128:
+            return 128 * self.groups
+        return 128 * self.groups + (128 if self.groups == 2 and self.rows > 128 else 32)
 
     @property
     def smem(self) -> int:
-        """Bytes of dynamic shared memory: barriers, rings, and where sums lie or arrive."""
+        """Bytes of dynamic shared memory: barriers, rings, where sums lie or arrive, and half of
+        those of a first segment for which the registers have no room."""
         features = _PANEL * self.groups
         ring = self.stages_w * features * 128 + self.stages_x * self.rows * 128
         if self.turns:
             return _ALIGN_BYTES + _BARRIER_BYTES + ring + self.groups * _STORE_BYTES
         sums = self.rows * (features + 4 * self.ctas) * 4
         in_ring = self.ctas == 1 or (self.rows >= 64 and ring >= 2 * sums)
-        return _ALIGN_BYTES + _BARRIER_BYTES + (max(ring, sums) if in_ring else ring + sums)
+        parked = self.rows * features * 2 if self.segments > 1 and self.rows > 128 else 0
+        used = max(ring, sums) if in_ring else ring + sums
+        return _ALIGN_BYTES + _BARRIER_BYTES + used + parked
 
     def at_once(self, rows: int, num_sms: int) -> int:
         """Tiles of weight rows that a card of `num_sms` SMs takes in one round."""

@@ -8,8 +8,10 @@ LATENTD_DEVICE void run(const Cta& cta) {
   if (threadIdx.x == Cta::kCopier) cta.start_copies();
   __syncthreads();
   if (Cta::kCopyingWarp && threadIdx.x >= Cta::kConsumers) {
+    if constexpr (Cta::kDealsRegisters) give_registers<24>();
     cta.produce();
   } else {
+    if constexpr (Cta::kDealsRegisters) take_registers<240>();
     cta.consume();
   }
 }
@@ -20,10 +22,10 @@ extern __shared__ char smem[];
 #define LATENTD_OUT void *out, long long out_stride, int num_features, int k_blocks, int rows, int kind, int vectors
 #define LATENTD_ARGS Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem)
 
-#define LATENTD_THREADS(n, groups) (128 * groups + 32 * has_copying_warp(n, groups))
+#define LATENTD_THREADS(n, groups) (128 * groups + copying_threads(n, groups))
 
 #define LATENTD_LINEAR(n, groups, w, x_, segments)                                                \
-  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups))                        \
+  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups), n > 128 ? 1 : 0)       \
       linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) { \
     run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, height, LATENTD_ARGS));         \
   }
@@ -51,7 +53,7 @@ extern __shared__ char smem[];
 // rounds: S = s * gridDim.x segments of K, each one f32 accumulator over k16 steps in rising k; the S sums are added
 //   as a balanced tree: the same bits for all instances and row counts of equal S; one landing for a bf16 out
 // launch: grid (S / s, ceil(rows / n), ceil(num_features / (g height))), clusters of (S / s, 1, 1), 128 g + 32 threads
-//   (640 if g = 5 and n = 128), dynamic shared memory as in linear_plan.py
+//   (640 if g = 5 and n = 128, 384 if g = 2 and n = 256), dynamic shared memory as in linear_plan.py
 
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
 // shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of `height` rows (a multiple of 4, at most 32)
@@ -60,8 +62,8 @@ extern __shared__ char smem[];
 // launch: as linear_n with S = 1
 
 // kernel linear_turns_n*: linear_n with S = 1 by CTAs that take one tile after the other.
-// shapes: as linear_n; a bf16 out also as a tensor map `stored` in boxes of 16 rows by 64 features (any map when the
-//   copy engine cannot store it: out f32, or its rows not at multiples of 16 bytes, which `vectors` = 0 says for bf16)
+// shapes: as linear_n; out also as a tensor map `stored` in boxes of 16 rows by 128 bytes (any map when the copy engine
+//   cannot store it: `vectors` = 0, or f32 added to)
 // rounds: as linear_n with S = 1
 // launch: grid (ceil(rows / n), equal shares of the weights), 128 g + 32 threads, dynamic shared memory as in
 //   linear_plan.py
@@ -114,6 +116,8 @@ LATENTD_LINEAR(128, 2, 6, 6, 2)
 LATENTD_LINEAR(128, 2, 8, 5, 2)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
+LATENTD_LINEAR(256, 1, 6, 4, 2)
+LATENTD_LINEAR(256, 2, 4, 3, 2)
 LATENTD_GATED(8, 1, 7, 7)
 LATENTD_GATED(16, 1, 6, 6)
 LATENTD_GATED(16, 1, 7, 7)

@@ -14,8 +14,12 @@
 #pragma once
 #include "linear_parts.cuh"
 
-// With a warp more, the sums of five warpgroups and 128 rows would not fit the registers: one of their threads copies.
-constexpr bool has_copying_warp(int rows, int groups) { return groups < 5 || rows < 128; }
+// Beside the warpgroups that multiply a warp copies. With it the sums of five warpgroups and 128 rows would not fit the
+// registers: one of their threads copies. Two of 256 rows want nearly all registers: a warpgroup, which gives up its
+// own.
+constexpr int copying_threads(int rows, int groups) {
+  return groups == 5 && rows >= 128 ? 0 : groups == 2 && rows > 128 ? 128 : 32;
+}
 
 template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
 struct LinearCta {
@@ -24,15 +28,20 @@ struct LinearCta {
   static constexpr int kPanelFeatures = kGated ? 32 : 64;  // places for them: the first `height` are used
   static constexpr int kTileFeatures = kGroups * kPanelFeatures;
   static constexpr int kConsumers = 128 * kGroups;
-  static constexpr bool kCopyingWarp = has_copying_warp(kRows, kGroups);
+  static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups) > 0;
+  static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups) == 128;
   static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
   static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");
   static constexpr int kAccumulators = kRows / 2;
+  static constexpr int kLevels = kSegments > 2 ? 2 : 1;
+  static constexpr bool kParks = kSegments > 1 && kRows > 128;  // the registers do not hold two sums
+  static constexpr int kHeld = kParks ? kAccumulators / 2 : kAccumulators;
+  static constexpr int kParkedBytes = (kAccumulators - kHeld) * kConsumers * 4;
   static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kRingBytes = kStagesW * kBytesW + kStagesX * kBytesX;
   static constexpr int kPanelRows = kGated ? 16 : 8;  // whose fours the threads of a warpgroup store at once
   static constexpr int kTurns = kRows / kPanelRows;   // stores of a thread without a cluster
-  static constexpr int kMaxBatch = kRows >= 128 && kGroups <= 2 ? 16 : 4;
+  static constexpr int kMaxBatch = kRows > 128 ? 8 : kRows == 128 && kGroups <= 2 ? 16 : 4;
   static constexpr int kBatch = kTurns > kMaxBatch ? kMaxBatch : kTurns < 1 ? 1 : kTurns;
   static constexpr int kOldAhead = 16;                // blocks before the last one, when what is added to is fetched
   static constexpr bool kOldFirst = kGroups < 4;      // there are registers for it beside the sums
@@ -45,7 +54,7 @@ struct LinearCta {
   int k_blocks;
   int height;                                // features of a panel
   uint32_t full_w, full_x, empty, received;  // barriers
-  uint32_t w, x, receive;                    // rings, and where the partial sums of the cluster arrive
+  uint32_t w, x, parked, receive;            // rings, sums that wait, and where those of the cluster arrive
   int ctas, rank;                            // that share a tile's segments; this one's number
   int first_row, num_rows, first_feature, first_block, num_blocks;
   bool receive_in_ring;  // behind this CTA's own sums: costs one more cluster barrier
@@ -69,7 +78,8 @@ struct LinearCta {
     x = w + kStagesW * kBytesW;
     const int sum_bytes = kRows * (kFeatures + 4 * ctas) * 4;
     receive_in_ring = kRows >= 64 && 2 * sum_bytes <= kRingBytes;
-    receive = w + (receive_in_ring ? sum_bytes : kRingBytes);
+    parked = w + kRingBytes;
+    receive = receive_in_ring ? w + sum_bytes : parked + kParkedBytes;
     first_row = blockIdx.y * kRows;
     num_rows = rows - first_row < kRows ? rows - first_row : kRows;
     slice = kFeatures / ctas;
@@ -138,7 +148,7 @@ struct LinearCta {
   LATENTD_DEVICE void produce() const {
     meet();
     pdl_wait();  // activations exist only now, and every store follows from them
-    if ((threadIdx.x & 31) == 0) copy_blocks();
+    if (threadIdx.x == kCopier) copy_blocks();
     __syncwarp();
     if (ctas == 1) return;
     cluster_wait();
@@ -162,11 +172,10 @@ struct LinearCta {
   }
   // This CTA's segments, folded: their sum is left in `acc`.
   LATENTD_DEVICE void multiply(float (&acc)[kAccumulators]) const {
-    constexpr int kLevels = kSegments > 2 ? 2 : 1;
-    float level[kLevels][kAccumulators];
+    float level[kLevels][kHeld];
     const int group = threadIdx.x >> 7;
     int stage_w = 0, parity_w = 0, stage_x = 0, parity_x = 0, previous = -1, block = 0;
-#pragma unroll
+#pragma unroll(kParks ? 1 : kSegments)
     for (int s = 0; s < kSegments; s++) {
       const int begin = block, end = block_of(rank * kSegments + s + 1) - first_block;
       for (; block < end; block++) {
@@ -193,44 +202,58 @@ struct LinearCta {
         }
       }
       wgmma_wait<0>();
-      fold<kSegments>(acc, level, s);
+      if constexpr (kParks) {
+        const Parking parking{parked + threadIdx.x * 16, kConsumers * 16};
+        s == 0 ? parking.leave(acc, level[0]) : parking.add(acc, level[0]);
+      } else {
+        fold<kSegments>(acc, level, s);
+      }
     }
   }
   // Tiles of sums lie as [slice of features][row][pitch] floats: without bank conflicts for writers and readers.
   LATENTD_DEVICE int pitch() const { return slice + 4; }
-  // Calls f(place, owner, lower, upper) for this thread's sums, `place` bytes into the slice that CTA `owner`
-  // completes.
-  template <class F>
-  LATENTD_DEVICE void each_pair(const float (&acc)[kAccumulators], const F& f) const {
-    pairs_of_features(acc, [&](int feature, int row, float lo, float hi) {
-      const int owner = kGroups == 3 || kGroups == 5 ? feature / slice : feature >> (31 - __clz(slice));
-      if (row < num_rows) f((row * pitch() + feature - owner * slice) * 4, owner, lo, hi);
-    });
+  LATENTD_DEVICE int slice_bytes() const { return kRows * pitch() * 4; }
+  LATENTD_DEVICE int owner_of(int feature) const {  // the CTA that completes it
+    return kGroups == 3 || kGroups == 5 ? feature / slice : feature >> (31 - __clz(slice));
   }
   // Sums of few rows: straight to the CTA that owns the features, one way.
   LATENTD_DEVICE void send_registers(const float (&acc)[kAccumulators]) const {
-    const int from = rank * num_rows * pitch() * 4;
-    each_pair(acc, [&](int place, int owner, float lo, float hi) {
-      async_store(cluster_address(receive + from + place, owner), lo, hi, cluster_address(received, owner));
+    pairs_of_features(acc, [&](int feature, int row, float lo, float hi) {
+      const int owner = owner_of(feature);
+      const uint32_t place = rank * slice_bytes() + (row * pitch() + feature - owner * slice) * 4;
+      if (row < num_rows)
+        async_store(cluster_address(receive + place, owner), lo, hi, cluster_address(received, owner));
     });
   }
   // Lays this CTA's sums over the rings, which all its warpgroups have finished with; those of its own slice to where
-  // the others' will arrive.
+  // the others' will arrive. All kRows of them: no branch costs as much as the stores.
   LATENTD_DEVICE void lay_sums(const float (&acc)[kAccumulators]) const {
-    const int slice_bytes = num_rows * pitch() * 4;
-    const uint32_t own = ctas > 1 ? receive + rank * slice_bytes : w;
+    const int lane = threadIdx.x & 31, row_bytes = pitch() * 4;
+    uint32_t at[2];  // of the lane's two features in its first row
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int feature = (threadIdx.x >> 5) * 16 + 8 * h + (lane >> 2), owner = owner_of(feature);
+      const uint32_t slice_at = ctas > 1 && owner == rank ? receive : w;
+      at[h] = slice_at + owner * slice_bytes() + (lane & 3) * 2 * row_bytes + (feature - owner * slice) * 4;
+    }
     named_sync(kConsumerBarrier, kConsumers);
-    each_pair(acc, [&](int place, int owner, float lo, float hi) {
-      store_shared((owner == rank ? own : w + owner * slice_bytes) + place, lo, hi);
-    });
+#pragma unroll
+    for (int j = 0; j < kAccumulators / 4; j++) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        store_shared(at[h], acc[4 * j + 2 * h]);
+        store_shared(at[h] + row_bytes, acc[4 * j + 2 * h + 1]);
+        at[h] += 8 * row_bytes;
+      }
+    }
     if (ctas > 1) proxy_fence();
     named_sync(kConsumerBarrier, kConsumers);
   }
   // One bulk copy to each other CTA of the tile: the features it owns.
   LATENTD_DEVICE void send_slices() const {
     if (threadIdx.x >= ctas || threadIdx.x == rank) return;
-    const int bytes = num_rows * pitch() * 4, owner = threadIdx.x;
-    bulk_send(cluster_address(receive + rank * bytes, owner), w + owner * bytes, bytes,
+    const int owner = threadIdx.x;
+    bulk_send(cluster_address(receive + rank * slice_bytes(), owner), w + owner * slice_bytes(), num_rows * pitch() * 4,
               cluster_address(received, owner));
   }
   LATENTD_DEVICE void consume() const {
@@ -282,7 +305,7 @@ struct LinearCta {
     float4 part[kCtas];
 #pragma unroll
     for (int c = 0; c < kCtas; c++) {
-      part[c] = load_shared(sums + ((c * num_rows + row) * kPitch + feature) * 4);
+      part[c] = load_shared(sums + ((c * kRows + row) * kPitch + feature) * 4);
     }
     return tree_sum(part);
   }
@@ -331,11 +354,13 @@ struct LinearCta {
     char* at = out.address(first_row + mine.row, mine.feature);
     const long long step_bytes = out.address(kStep, 0) - out.address(0, 0);
     for (int first = mine.row; first < num_rows; first += kBatch * kStep) {
-      if (first > mine.row) load_old(old, mine, first);
+      float4 next[kBatch];
+      if (kBatch < kTurns) load_old(next, mine, first + kBatch * kStep);
 #pragma unroll
       for (int b = 0; b < kBatch; b++, at += step_bytes) {
         const int row = first + b * kStep;
         if (row < num_rows) out.four(at, result<kCtas>(sums, mine.place, row), old[b]);
+        old[b] = next[b];
       }
     }
   }

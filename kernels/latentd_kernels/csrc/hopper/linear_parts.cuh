@@ -61,6 +61,19 @@ struct Output {
 };
 LATENTD_DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
 
+LATENTD_DEVICE void store_shared(uint32_t addr, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory");
+}
+LATENTD_DEVICE void store_shared(uint32_t addr, const float4& v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+LATENTD_DEVICE float4 load_shared(uint32_t addr) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr));
+  return v;
+}
+
 // The sums of all CTAs of a cluster, each of its segments of K, as a balanced tree.
 template <int kCtas>
 LATENTD_DEVICE float4 tree_sum(float4 (&part)[kCtas]) {
@@ -90,6 +103,33 @@ LATENTD_DEVICE void fold(float (&acc)[kCount], float (&level)[kLevels][kCount], 
   for (int i = 0; i < kCount; i++) level[l][i] = acc[i];
 }
 
+// Where the sum of a first segment waits for that of the second: kHeld of its numbers in registers, the others in
+// shared memory, in fours `step` bytes apart.
+struct Parking {
+  uint32_t place;
+  int step;
+
+  template <int kHeld, int kCount>
+  LATENTD_DEVICE void leave(const float (&acc)[kCount], float (&held)[kHeld]) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; i++) held[i] = acc[i];
+#pragma unroll
+    for (int i = kHeld; i < kCount; i += 4)
+      store_shared(place + (i - kHeld) / 4 * step, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+  }
+  template <int kHeld, int kCount>
+  LATENTD_DEVICE void add(float (&acc)[kCount], const float (&held)[kHeld]) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; i++) acc[i] = held[i] + acc[i];
+#pragma unroll
+    for (int i = kHeld; i < kCount; i += 4) {
+      const float4 first = load_shared(place + (i - kHeld) / 4 * step);
+      acc[i] = first.x + acc[i], acc[i + 1] = first.y + acc[i + 1];
+      acc[i + 2] = first.z + acc[i + 2], acc[i + 3] = first.w + acc[i + 3];
+    }
+  }
+};
+
 // Calls f(feature, row, lower, upper) for this thread's accumulators, four for each eight columns (batch rows). A
 // thread holds pairs of rows; with the thread of the next feature it changes them to pairs of features, feature even.
 template <int kCount, class F>
@@ -107,18 +147,6 @@ LATENTD_DEVICE void pairs_of_features(const float (&acc)[kCount], const F& f) {
   }
 }
 
-LATENTD_DEVICE void store_shared(uint32_t addr, float lo, float hi) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(lo), "f"(hi) : "memory");
-}
-LATENTD_DEVICE void store_shared(uint32_t addr, const float4& v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-LATENTD_DEVICE float4 load_shared(uint32_t addr) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr));
-  return v;
-}
 LATENTD_DEVICE float4 silu_times(const float4& gate, const float4& up) {
   return make_float4(silu_times(gate.x, up.x), silu_times(gate.y, up.y), silu_times(gate.z, up.z),
                      silu_times(gate.w, up.w));

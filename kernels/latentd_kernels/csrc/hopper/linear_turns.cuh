@@ -2,9 +2,9 @@
 // other of an equal share of the weights. While its warpgroups store a tile, the copying thread already fills the rings
 // for the next one. The same bits: a tile's sums are all its own.
 //
-// A panel of 64 features that are all there goes, as bf16, to the copy engine, 16 batch rows at a time; all else goes
-// from registers to memory. In a gated product two warpgroups share a panel: one has the gates, the other the up of the
-// same features. Of every 16 batch rows the former finishes the first eight, the latter the others.
+// A panel of 64 features that are all there goes to the copy engine, 16 batch rows at a time; all else, and what is
+// added to, goes from registers to memory. In a gated product two warpgroups share a panel: one has the gates, the
+// other the up of the same features. Of every 16 batch rows the former finishes the first eight, the latter the others.
 #pragma once
 #include "linear_parts.cuh"
 
@@ -16,12 +16,12 @@ struct LinearTurns {
   static constexpr int kUnitFeatures = 16, kPanelUnits = kPanelFeatures / kUnitFeatures;
   static constexpr int kTileUnits = kPanelUnits * kPanels;
   static constexpr int kConsumers = 128 * kGroups, kCopier = kConsumers;
-  static constexpr bool kCopyingWarp = true;
+  static constexpr bool kCopyingWarp = true, kDealsRegisters = false;
   static constexpr int kAccumulators = kRows / 2;
   static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kPassRows = 16;                                 // batch rows that are stored together
   static constexpr int kBuffers = 4;                                   // of a panel, used in turn
-  static constexpr int kBufferBytes = kPassRows * kPanelFeatures * 2;  // swizzled as the copy engine reads it
+  static constexpr int kBufferBytes = kPassRows * kPanelFeatures * 2;  // half as many f32; swizzled for the copy engine
   static constexpr int kStoreBytes =
       kSharing * kBuffers * kBufferBytes;  // of a panel: half of a gated one's to hand over
 
@@ -207,6 +207,34 @@ struct LinearTurns {
     }
     if constexpr (kFirst + 8 < kAccumulators) store_panel<kFirst + 8>(acc, feature);
   }
+  // 16 batch rows of sums as they are: two boxes of 32 features, in two buffers.
+  template <int kFirst>
+  LATENTD_DEVICE void lay_exact(const float (&acc)[kAccumulators], uint32_t buffer) const {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    buffer += warp / 2 * kBufferBytes + (lane >> 2 & 3) * 4;
+    panel_sync();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int row = i / 4 * 8 + (lane & 3) * 2 + i % 2, chunk = warp % 2 * 4 + (i >> 1 & 1) * 2 + (lane >> 4);
+      store_shared(buffer + row * 128 + (chunk ^ (row & 7)) * 16, acc[kFirst + i]);
+    }
+  }
+  template <int kFirst = 0>
+  LATENTD_DEVICE void store_exact(const float (&acc)[kAccumulators], int feature) const {
+    const int row = first_row + kFirst * 2;
+    if (row >= rows) return;
+    const uint32_t buffer = buffers + panel() * kStoreBytes + kFirst / 8 % (kBuffers / 2) * 2 * kBufferBytes;
+    if (stores()) bulk_wait_read<kBuffers / 2 - 1>();
+    lay_exact<kFirst>(acc, buffer);
+    proxy_fence();
+    panel_sync();
+    if (stores()) {  // a map of bf16 takes an f32 for two
+      tensor_store(out_map, 2 * feature, row, buffer);
+      tensor_store(out_map, 2 * feature + 64, row, buffer + kBufferBytes);
+      bulk_commit();
+    }
+    if constexpr (kFirst + 8 < kAccumulators) store_exact<kFirst + 8>(acc, feature);
+  }
   LATENTD_DEVICE void store_gated(const float (&acc)[kAccumulators], int feature) const {
     const int lane = threadIdx.x & 31;
     int row = first_row + (has_gates() ? 0 : 8) + (lane & 3) * 2;
@@ -252,10 +280,13 @@ struct LinearTurns {
       }
       multiply(acc, stage);
       pdl_wait();  // long past: what the stores overwrite has been read
-      if (out.kind == kOutBf16 && out.vectors && unit + kPanelUnits <= units.end) {
+      const bool whole_panel = out.vectors && unit + kPanelUnits <= units.end;
+      if (out.kind == kOutBf16 && whole_panel) {
         store_panel(acc, unit * kUnitFeatures);
       } else if constexpr (kGated) {
         store_gated(acc, unit * kUnitFeatures);
+      } else if (out.kind == kOutF32 && whole_panel) {
+        store_exact(acc, unit * kUnitFeatures);
       } else {
         store_registers(acc, unit * kUnitFeatures);
       }
