@@ -67,32 +67,48 @@ class FakeBackend:
         self.most_updates = self.most_zero_pages = 0  # ever asked for in one plan
         self.fault: str | None = None  # set it, and the next wait() raises DeviceFault
         self.launches = 0
+        self.is_fast = False  # set it, and what is launched is done when somebody looks
+        self._clock_ns = 0
         self._page_rows = info.layers * PAGE_SIZE
         self._table = np.full((info.max_slots, num_pages(info.max_ctx)), -1, np.int32)
         self._memory = np.full(pages * self._page_rows, -1, np.int64)  # token id by kv_row
-        self._pending: deque[StepPlan] = deque()
+        self._last = [-1] * info.max_slots  # what each slot sampled last
+        self._pending: deque[tuple[StepPlan, frozenset[int]]] = deque()  # and their slots' pages
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         assert len(self._pending) < 2
         assert plan.rows <= bucket
+        copies = plan.moves.copies if plan.moves is not None else []
+        new_pages = {*plan.zero_pages, *(target for _, target in copies)}
+        for _, pages in self._pending:  # they may be written until that launch has completed
+            assert pages.isdisjoint(new_pages), "a page was handed out too early"
         self.launches += 1
         self.most_updates = max(self.most_updates, len(plan.updates))
         self.most_zero_pages = max(self.most_zero_pages, len(plan.zero_pages))
-        self._pending.append(plan)
+        owned = frozenset(page for task in plan.tasks for page in task.slot.pages)
+        self._pending.append((plan, owned))
+
+    def is_done(self) -> bool:
+        return self.is_fast and bool(self._pending)
 
     def wait(self) -> StepOutputs:
         if self.fault is not None:
             raise DeviceFault(self.fault)
-        plan = self._pending.popleft()
+        plan, _ = self._pending.popleft()
         self._prepare(plan)
-        outputs = StepOutputs([], [], {}, 10.0)
-        self._memory[np.asarray(plan.kv_row)] = plan.token_ids
+        outputs = StepOutputs([], [], {}, self._clock_ns, self._clock_ns + 10_000)
+        self._clock_ns += 11_000
         slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
+        self._memory[np.asarray(plan.kv_row)] = [
+            self._last[slot] if token < 0 else token
+            for slot, token in zip(slots, plan.token_ids, strict=True)
+        ]
         for row in [plan.rows - 1] * plan.is_last if plan.is_chunk else range(plan.rows):
             sampling = plan.sampling[0 if plan.is_chunk else row]
             tokens = self._tokens(slots[row], int(plan.context_len[row]))
             seed = sampling.seed if sampling.temperature > 0 else 0
             outputs.tokens.append(next_token(tokens, self.info.vocab_size, seed or 0))
+            self._last[slots[row]] = outputs.tokens[-1]
             outputs.logprobs.append(-float(outputs.tokens[-1]) / self.info.vocab_size)
             out_row = len(outputs.tokens) - 1
             if out_row in plan.logit_rows:
@@ -123,14 +139,14 @@ class FakeEngine(Engine):
 
     def __init__(
         self, info: ModelInfo = FAKE_INFO, pages: int | None = None, prefill_chunk: int = 128,
-        **changes: object,
+        prefill_rows: int = 0, **changes: object,
     ) -> None:  # fmt: skip
         """`changes` replace fields of `info`, for example max_ctx=100."""
         info = replace(info, **changes)  # type: ignore[arg-type]
         pages = info.max_slots * num_pages(info.max_ctx) if pages is None else pages
         self.fake = FakeBackend(info, pages)
         slots = SlotTable(info.max_slots, info.max_ctx, PagePool(pages))
-        super().__init__(info, slots, self.fake, prefill_chunk)
+        super().__init__(info, slots, self.fake, prefill_chunk, prefill_rows)
 
     def expected_token(self, tokens: Sequence[int], sampling: SamplingParams | None = None) -> int:
         """What sampling after `tokens` yields."""

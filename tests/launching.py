@@ -33,11 +33,11 @@ def make_ops(
     numerics: Numerics = "f32",
 ) -> CudaOps:
     """Operations on a stream that becomes torch's current one too, so that torch work and launches
-    stay in order. Every row is live (slot_idx = its number)."""
+    stay in order. Every row is live (slot_idx = its number, modulo max_slots)."""
     torch.cuda.set_stream(stream())
     layout = layout or RingLayout(max_rows=512, max_updates=64, max_zero_pages=8)
     inputs = allocate_inputs(layout, max_slots, max_pages, CUDA)
-    inputs.slot_idx.copy_(torch.arange(len(inputs.slot_idx)))
+    inputs.slot_idx.copy_(torch.arange(len(inputs.slot_idx)) % max_slots)
     ring = StepRing(layout, CUDA)
     return CudaOps(library(), inputs, ring, numerics, stream().cuda_stream)
 

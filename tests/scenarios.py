@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentd.operations import OpenDone, SamplingParams, StepDone, StreamTokens
+from latentd.operations import OpenDone, SamplingParams, StepDone, StreamRequest, StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ def close(engine: Engine, slot: Tracked) -> None:
 def stream(engine: Engine, slot: Tracked, steps: int) -> list[int]:
     """Tokens of a stream of `steps` steps."""
     seat = slot.request.slot_id, slot.request.epoch
-    engine.admit_stream(*seat, slot.length, steps, NO_STOP, steps, None)
+    engine.admit_stream(StreamRequest(*seat, slot.length, steps, NO_STOP, steps), None, None)
     tokens = []
     for event in run_all(engine):
         assert isinstance(event, StreamTokens)

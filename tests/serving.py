@@ -131,7 +131,7 @@ class Blocking:
             if name == "step" and args and isinstance(args[0], list):
                 args = ([(slot._target, token) for slot, token in args[0]],)
             result = value(*args, **kwargs)
-            if name == "stream":
+            if name in ("stream", "resume_stream"):
                 return self._iterate(result)
             result = self._runner.run(_wait(result))
             return Blocking(result, self._runner) if name in ("open", "fork") else result

@@ -58,6 +58,15 @@ def token_ids(values: Iterable[int], what: str) -> list[int]:
     return [whole(token, f"{what}: a token") for token in ids]
 
 
+def id_lists(values: Iterable[Iterable[int]], what: str) -> list[list[int]]:
+    """Lists of token ids."""
+    try:
+        lists = list(values)
+    except TypeError:
+        raise ProtocolError(f"{what} is {values!r:.40}, must be lists of token ids") from None
+    return [token_ids(ids, f"{what}: a sequence") for ids in lists]
+
+
 def raw_prompt(prompt: NDArray[np.integer]) -> NDArray[np.int32]:
     """A prompt as it travels raw."""
     if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):

@@ -10,22 +10,17 @@ from latentd_client.results import Step
 
 if TYPE_CHECKING:
     from latentd_client._exchange import Call, Pending, Reply
-    from latentd_client.results import Sampling
 
 
 class StreamReader:
     """One stream. `window` tokens may be on their way or unread; the daemon is granted more when
-    half of them are consumed. `left` steps are to be asked for; `call` is None before the request
-    is sent. `end` is None while it runs; `context_len` is the slot's length at the daemon as of
-    the last frame."""
+    half of them are consumed. `end` is None while it runs; `context_len` is the slot's length at
+    the daemon as of the last frame."""
 
-    def __init__(self, window: int, max_steps: int, stop: list[int]) -> None:
+    def __init__(self, window: int, call: Call) -> None:
+        """`call` is the request whose replies are the frames."""
         self.window = window
-        self.left = max_steps
-        self.stop = stop
-        self.timeout_s: float | None = None
-        self.sampling: Sampling | None = None
-        self.call: Call | None = None
+        self.call = call
         self.ready: deque[Step] = deque()
         self.end: str | None = None
         self.context_len = 0
@@ -34,20 +29,10 @@ class StreamReader:
 
     @property
     def pending(self) -> Pending:
-        """The request whose replies are the frames."""
-        if self.call is None or self.call.pending is None:
+        """The request on its way."""
+        if self.call.pending is None:
             raise ProtocolError("the stream was not sent")
         return self.call.pending
-
-    def push(self, step: Step) -> None:
-        """Take over a step that was made before the request; it may be the only one."""
-        self.ready.append(step)
-        self.left -= 1
-        self.context_len = step.context_len
-        if step.token in self.stop:
-            self.end = "stop"
-        elif not self.left:
-            self.end = "max_steps"
 
     def check_end(self) -> None:
         """Raise RequestRejected when the stream ended before its time."""
@@ -85,7 +70,7 @@ class StreamReader:
     def consume(self) -> int:
         """One step was handed out; returns how many tokens to grant now, mostly 0."""
         self._consumed += 1
-        if self.end is not None or self.call is None or self._consumed * 2 < self.window:
+        if self.end is not None or self._consumed * 2 < self.window:
             return 0
         grant, self._consumed = self._consumed, 0
         return grant

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd_client._exchange import Call
-from latentd_client._given import sampling_fields, token_ids, whole
+from latentd_client._given import id_lists, sampling_fields, token_ids, whole
 from latentd_client._stream import StreamReader
 from latentd_client.errors import ConnectionLost, RequestRejected
 
@@ -23,47 +23,56 @@ if TYPE_CHECKING:
 
 
 def stream(
-    calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int], credit: int | None,
-    sampling: Sampling | None, timeout_s: float | None,
+    calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int],
+    stop_sequences: Iterable[Iterable[int]], credit: int | None, sampling: Sampling | None,
+    timeout_s: float | None,
 ) -> Script[StreamReader]:  # fmt: skip
     """Start a stream on a slot."""
     yield from settle(calls, slot)
+    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
+    fields["max_steps"] = whole(max_steps, "max_steps")
+    if slot._is_forgotten:
+        fields["token"] = slot.token
+    if ids := sorted(set(token_ids(stop, "stop"))):
+        fields["stop"] = ids
+    if sequences := id_lists(stop_sequences, "stop_sequences"):
+        fields["stop_sequences"] = sequences
+    fields["deadline_s"] = calls.limit(timeout_s)
+    if sampling is not None:
+        fields["sampling"] = sampling_fields(sampling)
+    return (yield from _read("stream", calls, slot, fields, credit, timeout_s))
+
+
+def resume(
+    calls: Calls, slot: BaseSlot, credit: int | None, timeout_s: float | None
+) -> Script[StreamReader]:
+    """Go on with the slot's stream behind the last step that its caller has got."""
+    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
+    return (yield from _read("resume", calls, slot, fields, credit, timeout_s))
+
+
+def _read(
+    op: str, calls: Calls, slot: BaseSlot, fields: Header, credit: int | None,
+    timeout_s: float | None,
+) -> Script[StreamReader]:  # fmt: skip
+    """Send a request that is answered by frames, and take the first."""
     assert calls.info is not None
     window = min(calls.info.credits, 64) if credit is None else whole(credit, "credit")
-    max_steps = whole(max_steps, "max_steps")
-    reader = StreamReader(window, max_steps, sorted(set(token_ids(stop, "stop"))))
-    reader.timeout_s = timeout_s
-    reader.sampling = sampling
-    if slot._is_forgotten and max_steps > 0:  # a stream begins with the daemon's own token
-        reader.push((yield from calls.step(slot, None, False, sampling, timeout_s)))
-    else:
-        yield from _start(calls, slot, reader)
-    return reader
-
-
-def _start(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
-    """Send the stream's request and take its first frame."""
-    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
-    fields |= {"max_steps": reader.left, "stop": reader.stop, "credit": reader.window}
-    fields["deadline_s"] = calls.limit(reader.timeout_s)
-    if reader.sampling is not None:
-        fields["sampling"] = sampling_fields(reader.sampling)
-    reader.call = Call("stream", fields, (), reader.timeout_s, is_kept=True)
-    slot._reader = reader
+    call = Call(op, {**fields, "credit": window}, (), timeout_s, is_kept=True)
+    before, slot._reader = slot._reader, StreamReader(window, call)
     try:
-        reply = yield reader.call
+        reply = yield call
     except RequestRejected:
-        slot._reader = None
+        slot._reader = before
         raise
-    reader.take(reply)
+    slot._reader.take(reply)
+    return slot._reader
 
 
 def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
     """The next step of a stream, None at its end."""
-    if not reader.ready and reader.end is None and reader.call is None:
-        yield from _start(calls, slot, reader)
     if not reader.ready and slot._reader is not reader:
-        return None  # it ended with its first step, or another call on the slot has ended it
+        return None  # another call on the slot has ended it
     while not reader.ready and reader.end is None:
         try:
             reader.take((yield reader.pending))
@@ -85,7 +94,7 @@ def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[St
 def hang_up(calls: Calls, slot: BaseSlot) -> Script[None]:
     """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
     reader = slot._reader
-    if reader is not None and reader.end is None and reader.call is not None:
+    if reader is not None and reader.end is None:
         request = {"session": calls.session, "request": reader.pending.request_id}
         yield Call("cancel", request, expect=False)
 
@@ -107,7 +116,7 @@ def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
 
 def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[int]:
     """The slot's true length once the stream has ended."""
-    if reader.end is None and reader.call is not None and reader.call.pending is not None:
+    if reader.end is None and reader.call.pending is not None:
         request = {"session": calls.session, "request": reader.pending.request_id}
         reply = yield Call("cancel", request)
         try:
@@ -117,8 +126,11 @@ def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[in
             pass  # its length is asked for below
     if reader.end is not None:
         return reader.context_len
-    reply = yield Call("resume", {"session": calls.session})
-    for seat in reply.header.get("slots", ()):
-        if (seat.get("slot"), seat.get("epoch")) == (slot.slot_id, slot.epoch):
+    while True:
+        reply = yield Call("resume", {"session": calls.session})
+        seats = {(seat["slot"], seat["epoch"]): seat for seat in reply.header["slots"]}
+        seat = seats.get((slot.slot_id, slot.epoch))
+        if seat is None:
+            raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")
+        if not seat["busy"]:  # else the last steps of the stream are still running
             return int(seat["context_len"])
-    raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")

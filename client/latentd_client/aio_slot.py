@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
+    from latentd_client._calls import Script
+    from latentd_client._stream import StreamReader
     from latentd_client.aio import AsyncClient
     from latentd_client.protocol import Header, Tensor
     from latentd_client.results import Sampling, Step
@@ -33,17 +35,31 @@ class AsyncSlot(BaseSlot):
         calls = self._client._calls
         return await self._client._run(calls.step(self, token, logits, sampling, timeout_s))
 
-    async def stream(
-        self, max_steps: int, stop: Iterable[int] = (), *, credit: int | None = None,
+    def stream(
+        self, max_steps: int, stop: Iterable[int] = (), *,
+        stop_sequences: Iterable[Iterable[int]] = (), credit: int | None = None,
         sampling: Sampling | None = None, timeout_s: float | None = None,
     ) -> AsyncIterator[Step]:  # fmt: skip
         """See `Slot.stream`. After a `break` the stream ends with the next call on the slot, or
         when the generator is closed (`contextlib.aclosing`)."""
+        return self._iterate(
+            _streaming.stream(
+                self._client._calls, self, max_steps, stop, stop_sequences, credit, sampling,
+                timeout_s,
+            )
+        )  # fmt: skip
+
+    def resume_stream(
+        self, *, credit: int | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[Step]:
+        """See `Slot.resume_stream`."""
+        return self._iterate(_streaming.resume(self._client._calls, self, credit, timeout_s))
+
+    async def _iterate(self, start: Script[StreamReader]) -> AsyncIterator[Step]:
+        """The steps of a stream, from the first one asked for on."""
         client = self._client
         calls = client._calls
-        reader = await client._run(
-            _streaming.stream(calls, self, max_steps, stop, credit, sampling, timeout_s)
-        )
+        reader = await client._run(start)
         try:
             while True:
                 step = await client._run(_streaming.stream_next(calls, self, reader))

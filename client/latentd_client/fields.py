@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 MAX_INT: Final = (1 << 63) - 1
+MAX_SEQUENCE: Final = 64
+"""Most tokens of a stop sequence."""
 
 
 @dataclass(frozen=True)
 class Field:
     """One field: its type and bounds (of the value, or of the length of text and lists).
 
-    `kind`: int, float, bool, str, ints (list of ints), map or list (their own `inner` table), or
-    prompt (list of ints or a raw int32 frame).
+    `kind`: int, float, bool, str, ints (list of ints), id lists (list of lists of 1 to 64 ints),
+    map or list (their own `inner` table), or prompt (list of ints or a raw int32 frame).
     """
 
     name: str
@@ -76,7 +78,9 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         *_SEAT,
         _POS,
         Field("max_steps", "int", 1),
+        Field("token", "int", 0, (1 << 31) - 1, required=False),
         Field("stop", "ints", 0, 4096, required=False),
+        Field("stop_sequences", "id lists", 0, 64, required=False),
         Field("credit", "int", 1),
         _SAMPLING,
         _DEADLINE,
@@ -90,7 +94,13 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         Field("epoch", "int", required=False),
     ),
     "cancel": (_SESSION, Field("request", "int", 0, _ID)),
-    "resume": (_SESSION,),
+    "resume": (
+        _SESSION,
+        Field("slot", "int", 0, (1 << 31) - 1, required=False),
+        Field("epoch", "int", required=False),
+        Field("pos", "int", required=False),
+        Field("credit", "int", 1, required=False),
+    ),
     "ping": (_SESSION_OPTIONAL,),
 }
 """Operations of the data socket."""
@@ -167,7 +177,17 @@ def _check_list(field: Field, value: object, where: str) -> None:
             if type(item) is not dict:
                 raise _invalid(where, field, f"[{index}] is not a map")
             check(field.inner, item, f"{where}: {field.name}[{index}]")
-    elif not all(type(item) is int and 0 <= item <= 0x7FFFFFFF for item in value):
+    elif field.kind == "id lists":
+        for index, item in enumerate(value):
+            if type(item) is not list or not 1 <= len(item) <= MAX_SEQUENCE:
+                raise _invalid(where, field, f"[{index}] is no list of 1 to {MAX_SEQUENCE} ints")
+            _check_ids(field, item, where)
+    else:
+        _check_ids(field, value, where)
+
+
+def _check_ids(field: Field, value: list[object], where: str) -> None:
+    if not all(type(item) is int and 0 <= item <= 0x7FFFFFFF for item in value):
         raise _invalid(where, field, "must hold ints of 0 to 2^31 - 1 only")
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
+    from latentd_client._calls import Script
+    from latentd_client._stream import StreamReader
     from latentd_client.client import Client
     from latentd_client.protocol import Header, Tensor
     from latentd_client.results import Sampling, Step
@@ -37,20 +39,40 @@ class Slot(BaseSlot):
         return self._client._run(calls.step(self, token, logits, sampling, timeout_s), timeout_s)
 
     def stream(
-        self, max_steps: int, stop: Iterable[int] = (), *, credit: int | None = None,
+        self, max_steps: int, stop: Iterable[int] = (), *,
+        stop_sequences: Iterable[Iterable[int]] = (), credit: int | None = None,
         sampling: Sampling | None = None, timeout_s: float | None = None,
     ) -> Iterator[Step]:  # fmt: skip
         """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
-        (64). Ends after a token of `stop`, which is yielded and not appended.
+        (64). Ends after a token of `stop`, or the last one of a sequence of `stop_sequences`; that
+        is yielded and not appended.
 
         A stream that ends for another reason raises RequestRejected after its last step, with the
         code a step would meet: context_full, no_pages, draining, cancelled, epoch_gone.
         Leave the loop whenever you like: the slot then stands where the last step yielded it.
         `timeout_s` is the longest wait for one step. Raises like `step`.
         """
+        return self._iterate(
+            _streaming.stream(
+                self._client._calls, self, max_steps, stop, stop_sequences, credit, sampling,
+                timeout_s,
+            ),
+            timeout_s,
+        )  # fmt: skip
+
+    def resume_stream(
+        self, *, credit: int | None = None, timeout_s: float | None = None
+    ) -> Iterator[Step]:
+        """Go on with the stream that a broken connection has cut off, from behind the last step it
+        yielded: no token is missed or decoded twice. The daemon keeps the stream until the lease is
+        over. Raises RequestRejected("position_conflict") without one; else like `stream`."""
+        start = _streaming.resume(self._client._calls, self, credit, timeout_s)
+        return self._iterate(start, timeout_s)
+
+    def _iterate(self, start: Script[StreamReader], timeout_s: float | None) -> Iterator[Step]:
+        """The steps of a stream, from the first `next` on."""
         client = self._client
         calls = client._calls
-        start = _streaming.stream(calls, self, max_steps, stop, credit, sampling, timeout_s)
         reader = client._run(start, timeout_s)
         try:
             while True:

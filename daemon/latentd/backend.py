@@ -92,7 +92,8 @@ class _Start:
                     self.library = Library()
                 except driver.DriverError as error:  # for example a driver that is too old
                     raise StartError(f"the GPU cannot be used: {error}") from error
-        startup.device, startup.prefill_chunk = self._device_name(), options.prefill_chunk
+        startup.device = self._device_name()
+        startup.prefill_chunk, startup.prefill_rows = options.prefill_chunk, options.prefill_rows
         plan = memory.plan(self.config, options, self.device, self._free_bytes())
         with startup.phase("weights"):
             weights = self._weights()
@@ -109,7 +110,14 @@ class _Start:
             startup.capture_s = backend.graphs.capture_s
         self._note(plan)
         slots = SlotTable(options.max_slots, options.max_ctx, PagePool(plan.kv_pages))
-        return Engine(self._info(weights), slots, backend, options.prefill_chunk, startup)
+        return Engine(
+            self._info(weights),
+            slots,
+            backend,
+            options.prefill_chunk,
+            options.prefill_rows,
+            startup,
+        )
 
     def _weights(self) -> Weights:
         options, dtype = self.options, memory.act_dtype(self.options)

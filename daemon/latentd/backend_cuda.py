@@ -94,6 +94,10 @@ class CudaBackend:
             raise DeviceFault(str(error)) from error
         return runner.outputs(plan, logits)
 
+    def is_done(self) -> bool:
+        """Whether the oldest plan's step number is there."""
+        return bool(self.runner.oldest.step[0] == self.runner.completed + 1)
+
     def _wait_for(self, number: memoryview, value: int) -> None:
         start_s = asked_s = time.perf_counter()
         while True:

@@ -90,6 +90,10 @@ class CpuBackend:
         self.runner.stage(plan, bucket)
         self._pending.append((plan, bucket))
 
+    def is_done(self) -> bool:
+        """Never: wait() computes."""
+        return False
+
     def wait(self) -> StepOutputs:
         """Compute the oldest staged plan."""
         plan, bucket = self._pending.popleft()

@@ -24,10 +24,11 @@ def complete(work: Work, events: list[Event]) -> None:
     """Commit what the engine has completed and answer those who wait for it. The replies of steps
     leave before any record is kept: somebody counts the microseconds."""
     runs = work.runs
+    streams: dict[StreamRun, None] = {}
     done: list[tuple[StepRun, packed.Result, NDArray[np.float32] | None]] = []
     for event in events:
         if not isinstance(event, StepDone):
-            _complete_other(work, event)
+            _complete_other(work, event, streams)
             continue
         run = runs.pop(event.request, None)
         if isinstance(run, StepRun):
@@ -38,16 +39,21 @@ def complete(work: Work, events: list[Event]) -> None:
                     ticket.put_plain(index, result)
                 else:
                     ticket.put(index, step_fields(result), logits, replayed)
+    for stream in streams:  # once for all that has come of it
+        work.deliver(stream)
     for run, result, logits in done:
         run.record.running = None
         run.record.store(run.pos, Stored(run.digest, step_fields(result), logits))
 
 
-def _complete_other(work: Work, event: OpenDone | StreamTokens | Failed) -> None:
+def _complete_other(
+    work: Work, event: OpenDone | StreamTokens | Failed, streams: dict[StreamRun, None]
+) -> None:
     run = work.runs.get(event.request)
     if isinstance(event, StreamTokens):
         if isinstance(run, StreamRun):
             _stream_tokens(work, run, event)
+            streams[run] = None
     elif isinstance(event, OpenDone):
         if isinstance(run, OpenRun):
             _open_done(work, run, event)
@@ -90,7 +96,6 @@ def _stream_tokens(work: Work, run: StreamRun, event: StreamTokens) -> None:
         del work.runs[event.request]
         run.record.running = None
         run.record.store(run.pos, Stored(run.digest, {"run": run, "context_len": run.context_len}))
-    work.deliver(run)
 
 
 def _failed(work: Work, event: Failed) -> None:

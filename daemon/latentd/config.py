@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from latentd.options import MAX_PREFILL_CHUNK, PREFILL_CHUNKS, EngineOptions
+from latentd.options import MAX_PREFILL_CHUNK, PREFILL_CHUNKS, PREFILL_ROWS, EngineOptions
 from latentd.settings import ConfigError, Setting
 from latentd.work import ServerOptions
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
@@ -82,8 +82,18 @@ class Config:
         int,
         Setting(
             "memory",
-            "most prompt rows run between two steps, which wait for them; 0 takes "
+            "most prompt rows of one launch; 0 takes "
             + ", ".join(f"{rows} on {device}" for device, rows in PREFILL_CHUNKS.items()),
+            "int",
+            high=MAX_PREFILL_CHUNK,
+        ),
+    ] = 0
+    prefill_rows: Annotated[
+        int,
+        Setting(
+            "memory",
+            "most prompt rows between two steps, which wait for them; 0 takes "
+            + ", ".join(f"{rows} on {device}" for device, rows in PREFILL_ROWS.items()),
             "int",
             high=MAX_PREFILL_CHUNK,
         ),

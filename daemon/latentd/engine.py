@@ -2,7 +2,7 @@
 
 It implements `EngineProtocol` over any `Backend` and knows no torch, no device and no socket.
 The life of an operation: admit (refused, or queued as a task) -> plan -> launch -> wait -> commit
-(the slot changes) -> event. Streams and prompts run ahead while the server sends replies.
+(the slot changes) -> event. Streams and prompts run ahead of what is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from latentd.engine_admission import Admission
 from latentd.engine_branches import Branches
 from latentd.engine_launches import Launches
 from latentd.engine_stats import EngineStats
-from latentd.operations import OpenDone, OpenRequest, SlotState, StepRequest, StreamRequest
+from latentd.operations import OpenDone, SlotState
 from latentd.plans import OpenTask, StreamTask
 from latentd.scheduler import Scheduler
 from latentd.sharing import Sharing
@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from latentd.operations import Event, ModelInfo, SamplingParams
+    from latentd.operations import (
+        Event,
+        ModelInfo,
+        OpenRequest,
+        SamplingParams,
+        StepRequest,
+        StreamRequest,
+    )
     from latentd.plans import Backend
     from latentd.slots import SlotTable
 
@@ -40,20 +47,26 @@ class Engine:
         slots: SlotTable,
         backend: Backend,
         prefill_chunk: int,
+        prefill_rows: int = 0,
         startup: StartupReport | None = None,
     ) -> None:
         """`info.layers` owns the page geometry; `slots` has its pool; `backend` runs plans of up
-        to max(info.buckets) decode rows or `prefill_chunk` prompt rows."""
+        to max(info.buckets) decode rows or `prefill_chunk` prompt rows, of which at most
+        `prefill_rows` (0: all) while others decode."""
         self.info = info
         self.startup = startup or StartupReport()
         self.slots = slots
         self.backend = backend
-        self.scheduler = Scheduler(slots, info.layers * info.page_size, prefill_chunk)
-        self.sharing = Sharing(slots)
-        self.admission = Admission(slots, self.sharing, self.scheduler, info.vocab_size)
-        self.branches = Branches(slots, self.sharing, self.admission)
+        page_rows = info.layers * info.page_size
+        prefill_rows = min(prefill_rows or prefill_chunk, prefill_chunk)
+        self.scheduler = Scheduler(slots, page_rows, prefill_chunk, prefill_rows)
         self.counters = EngineStats(info.buckets)
         self.launches = Launches(slots, self.scheduler, backend, info.buckets, self.counters)
+        self.sharing = Sharing(slots)
+        self.admission = Admission(
+            slots, self.sharing, self.scheduler, info.vocab_size, self.launches.settle
+        )
+        self.branches = Branches(slots, self.sharing, self.admission)
 
     def admit_open(
         self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
@@ -82,30 +95,32 @@ class Engine:
             raise
 
     def admit_stream(
-        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
-        credit: int, sampling: SamplingParams | None,
-    ) -> StreamRequest:  # fmt: skip
+        self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
+    ) -> StreamRequest:
         """See EngineProtocol."""
         try:
-            return self.admission.stream(
-                slot_id, epoch, pos, max_steps, stop, credit, sampling
-            ).request
+            self.admission.stream(request, token, sampling)
+            return request
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
 
     def add_credit(self, stream: StreamRequest, n: int) -> None:
-        """Let a stream produce n more tokens; a stream that has ended ignores it."""
+        """See EngineProtocol. A stream that has ended ignores it."""
         stream.credit += n
 
     def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
         """See EngineProtocol."""
         slot = self.slots.slots[request.slot_id]
-        self.launches.settle(slot)
-        if slot.epoch == request.epoch and isinstance(slot.task, OpenTask | StreamTask):
-            self.launches.end(slot, reason, reason, "the request was cancelled")
-            if isinstance(request, OpenRequest):
-                self.slots.free(slot)
+        task = slot.task
+        if not isinstance(task, OpenTask | StreamTask) or task.request is not request:
+            return
+        if isinstance(task, StreamTask) and task.ahead:
+            task.end = reason  # when what runs is committed
+            return
+        self.launches.end(slot, reason, reason, "the request was cancelled")
+        if isinstance(task, OpenTask):
+            self.slots.free(slot)
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """See EngineProtocol."""
@@ -128,15 +143,12 @@ class Engine:
         return self.slot(slot.slot_id, slot.epoch)
 
     def close(self, slot_id: int, epoch: int) -> None:
-        """See EngineProtocol. An open or step that had not run ends as Failed("epoch_gone")."""
+        """See EngineProtocol. A step that is not launched ends as Failed("epoch_gone")."""
         try:
             slot = self.slots.get(slot_id, epoch)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
-        self.launches.settle(slot)
-        if slot.epoch != epoch:  # its prompt failed while we waited
-            return
         self.launches.end(slot, "closed", "epoch_gone", f"slot {slot_id} was closed")
         self.slots.free(slot)
 
@@ -169,7 +181,6 @@ class Engine:
         launches = self.launches
         if launches.in_flight:
             launches.finish()
-            launches.launch()
         events, launches.events = launches.events, []
         return events
 

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from latentd.operations import OpenRequest, StreamRequest
+from latentd.operations import OpenRequest
 from latentd.plans import OpenTask, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from latentd.operations import SamplingParams
+    from latentd.operations import SamplingParams, StreamRequest
     from latentd.scheduler import Scheduler
     from latentd.sharing import Sharing
     from latentd.slots import Slot, SlotTable
+
+T = TypeVar("T")
 
 
 class Admission:
     """Turns asked-for operations into queued tasks, or raises RequestRejected."""
 
     def __init__(
-        self, slots: SlotTable, sharing: Sharing, scheduler: Scheduler, vocab_size: int
-    ) -> None:
+        self, slots: SlotTable, sharing: Sharing, scheduler: Scheduler, vocab_size: int,
+        settle: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`settle` waits until nothing is in flight."""
         self.slots = slots
         self.sharing = sharing
         self.scheduler = scheduler
         self.vocab_size = vocab_size
+        self._settle = settle
         self._seats = slots.slots
 
     def open(
@@ -76,35 +81,50 @@ class Admission:
             token = self._next_token(slot, token)
         params = slot.sampling if sampling is None else self._sampling(slot, sampling)
         assert params is not None
-        if slot.borrowed:
-            self.sharing.own(slot)
-        if pos >= len(slot.pages) * PAGE_SIZE:
-            self.slots.extend(slot, pos + 1)
+        if slot.borrowed or pos >= len(slot.pages) * PAGE_SIZE:
+            self.claim(slot, pos + 1)
         task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params)
         slot.task = task
         self.scheduler.steps.append(task)
         return task
 
     def stream(
-        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
-        credit: int, sampling: SamplingParams | None,
-    ) -> StreamTask:  # fmt: skip
+        self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
+    ) -> None:
         """Queue a stream and claim the page of its first step."""
-        slot = self.ready_slot(slot_id, epoch, pos)
-        self._next_token(slot, None)
-        if max_steps < 1:
-            raise RequestRejected("invalid", f"max_steps is {max_steps}, must be at least 1")
-        if credit < 0:
-            raise RequestRejected("invalid", f"credit is {credit}, must be at least 0")
+        slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
+        token = self._next_token(slot, token)
+        if request.max_steps < 1:
+            text = f"max_steps is {request.max_steps}, must be at least 1"
+            raise RequestRejected("invalid", text)
+        if request.credit < 0:
+            raise RequestRejected("invalid", f"credit is {request.credit}, must be at least 0")
         params = self._sampling(slot, sampling)
-        if slot.borrowed:
-            self.sharing.own(slot)
-        self.slots.extend(slot, pos + 1)
-        request = StreamRequest(slot_id, epoch, pos, max_steps, stop, credit)
-        task = StreamTask(request, slot, params)
+        self.claim(slot, request.pos + 1)
+        task = StreamTask(request, slot, params, token)
         slot.task = task
         self.scheduler.streams[task] = None
-        return task
+
+    def claim(self, slot: Slot, length: int) -> None:
+        """Own pages for `length` tokens, and alone the one that is appended to. Raises
+        RequestRejected("no_pages")."""
+
+        def take() -> None:
+            if slot.borrowed:
+                self.sharing.own(slot)
+            self.slots.extend(slot, length)
+
+        self.patiently(take)
+
+    def patiently(self, take: Callable[[], T]) -> T:
+        """What takes pages; where some only wait for launches in flight, after those."""
+        try:
+            return take()
+        except RequestRejected:
+            if not self.slots.pool.num_waiting:
+                raise
+            self._settle()
+            return take()
 
     def idle_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
         """The slot, if nothing runs on it and it has exactly `pos` tokens."""
@@ -156,10 +176,11 @@ class Admission:
             num_pages(len(task.prompt)) - len(task.slot.pages) for task in self.scheduler.opens
         )
         pool = self.slots.pool
-        if pages > pool.num_free - promised:
+        free = pool.num_free + pool.num_waiting  # those are free when its turn comes
+        if pages > free - promised:
             raise RequestRejected(
                 "no_pages",
-                f"{what} needs {pages} pages; {pool.num_free} of {pool.num_pages} are free and "
+                f"{what} needs {pages} pages; {free} of {pool.num_pages} are free and "
                 f"{promised} of them promised to prompts before it",
             )
 

@@ -47,4 +47,4 @@ class Branches:
         assert params is not None
         if pos % PAGE_SIZE:
             self.admission.check_room("a fork", 1)
-        return self.sharing.fork(source, params)
+        return self.admission.patiently(lambda: self.sharing.fork(source, params))

@@ -1,7 +1,9 @@
 """Launches: what is in flight on the backend, and the commit of what completed.
 
-At most one decode launch and one prompt chunk are in flight. Slots change only here (a commit)
-and in the engine's own truncate and close.
+Up to two launches are in flight, so that the device never waits for the host: while one runs, the
+next is queued behind it, with rows whose tokens only the device knows. A slot knows what is
+committed (`length`, `token`); what is launched beyond that is its task's `ahead`. A row whose slot
+has another task by the time it completes, or none, is dropped: nothing of it was ever counted.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from latentd.operations import Failed, OpenDone, StepDone, StreamTokens
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
     from latentd.scheduler import Scheduler
     from latentd.slots import Slot, SlotTable
 
+MAX_IN_FLIGHT: Final = 2
+"""Launches that a backend takes before the oldest is read back."""
+
 
 class _Launch(NamedTuple):
     plan: StepPlan
     bucket: int
     start_s: float
+    is_behind: bool  # it was queued behind another one
 
 
 class Launches:
@@ -47,20 +53,17 @@ class Launches:
         self.counters = counters
         self.events: list[Event] = []
         self.in_flight: deque[_Launch] = deque()
+        self._last_end_ns = 0
 
     def launch(self) -> None:
-        """Launch queued rows: one decode plan and one prompt chunk at most in flight, and nothing
-        behind a plan whose logits are still to be read."""
+        """Launch queued rows, up to MAX_IN_FLIGHT plans, and nothing behind one whose logits are
+        still to be read."""
         launches, queued = self.in_flight, self.scheduler
         while queued.steps or queued.streams or queued.opens:  # mostly false after a step
             last = launches[-1].plan if launches else None
-            if last is not None and (len(launches) > 1 or last.logit_rows):
+            if last is not None and (len(launches) >= MAX_IN_FLIGHT or last.logit_rows):
                 return
-            plan = None
-            if last is None or last.is_chunk:
-                plan = self._decode_plan()
-            if plan is None and queued.opens and (last is None or not last.is_chunk):
-                plan = self._chunk_plan()
+            plan = self._next_plan(last)
             if plan is None:
                 return
             start_s = time.perf_counter()
@@ -68,8 +71,19 @@ class Launches:
             if not plan.is_chunk:
                 bucket = self.buckets[bisect_left(self.buckets, bucket)]
             self.backend.launch(plan, bucket)
-            launches.append(_Launch(plan, bucket, start_s))
+            self.slots.pool.note_launch()
+            launches.append(_Launch(plan, bucket, start_s, last is not None))
             self.counters.fold()
+
+    def _next_plan(self, last: StepPlan | None) -> StepPlan | None:
+        """What goes behind the last plan in flight: replays and chunks take turns, a replay first;
+        while nobody decodes, chunks follow each other."""
+        if last is not None and not last.is_chunk and (chunk := self._chunk_plan()) is not None:
+            return chunk
+        plan = self._decode_plan()
+        if plan is None and (last is None or self.scheduler.is_quiet):
+            plan = self._chunk_plan()
+        return plan
 
     def _decode_plan(self) -> StepPlan | None:
         starved: list[StreamTask] = []
@@ -87,47 +101,61 @@ class Launches:
                 self.end(slot, "", refusal.code, f"in the middle of the prompt: {refusal}")
                 self.slots.free(slot)
 
-    def settle(self, slot: Slot) -> None:
-        """Wait until no row of the slot is in flight; the events come with the next run()."""
-        while any(task.slot is slot for launch in self.in_flight for task in launch.plan.tasks):
-            self.finish()
+    def settle(self) -> None:
+        """Wait until nothing is in flight; the events come with the next run()."""
+        while self.in_flight:
+            self._finish()
 
     def finish(self) -> None:
-        """Wait for the oldest launch and commit its rows."""
+        """Wait for the oldest launch and commit its rows; so with what has completed meanwhile."""
+        self._finish()
+        while self.in_flight and self.backend.is_done():
+            self._finish()
+
+    def _finish(self) -> None:
         outputs = self.backend.wait()
-        plan, bucket, start_s = self.in_flight.popleft()
-        step_us = (time.perf_counter() - start_s) * 1e6
-        counters = self.counters
+        launch = self.in_flight.popleft()
+        self.slots.pool.note_done()
+        plan, counters = launch.plan, self.counters
+        step_us = (time.perf_counter() - launch.start_s) * 1e6
+        if launch.is_behind:
+            counters.idle_ns.append(outputs.start_ns - self._last_end_ns)
+        self._last_end_ns = outputs.end_ns
         if plan.is_chunk:
-            task = plan.tasks[0]
-            assert isinstance(task, OpenTask)
             counters.chunk_times.add(outputs.device_us, step_us)
             counters.prompt_tokens += plan.rows
-            self._commit_chunk(task, plan, outputs)
-            return
-        counters.done.append((bucket, plan.rows, outputs.device_us, step_us))
+            self._commit_chunk(plan, outputs)
+        else:
+            counters.done.append((launch.bucket, plan.rows, outputs.device_us, step_us))
+            self._commit_rows(plan, outputs)
+
+    def _commit_rows(self, plan: StepPlan, outputs: StepOutputs) -> None:
         events, logits, row = self.events, outputs.logits, 0
-        for decode, token, logprob in zip(
-            plan.tasks, outputs.tokens, outputs.logprobs, strict=True
-        ):
-            slot = decode.slot
-            slot.token = token
-            slot.length = length = slot.length + 1
-            if isinstance(decode, StepTask):
-                slot.task = None
+        for task, token, logprob in zip(plan.tasks, outputs.tokens, outputs.logprobs, strict=True):
+            if isinstance(task, StepTask):
+                slot, length = task.slot, task.pos + 1
+                if slot.task is task:
+                    slot.task = None
+                    slot.token = token
+                    slot.length = length
                 of_row = logits.get(row) if logits else None
-                events.append(StepDone(decode, length, token, logprob, of_row))
-            elif isinstance(decode, StreamTask):
-                self._commit_stream(decode, token, logprob)
+                events.append(StepDone(task, length, token, logprob, of_row))
+            elif isinstance(task, StreamTask):
+                task.ahead -= 1
+                if task.slot.task is task:
+                    self._commit_stream(task, token, logprob)
             row += 1  # noqa: SIM113 (enumerate makes a tuple a row)
 
-    def _commit_chunk(self, task: OpenTask, plan: StepPlan, outputs: StepOutputs) -> None:
+    def _commit_chunk(self, plan: StepPlan, outputs: StepOutputs) -> None:
+        task = plan.tasks[0]
+        assert isinstance(task, OpenTask)
         slot = task.slot
+        if slot.task is not task:
+            return
+        task.ahead -= plan.rows
         slot.length += plan.rows
-        task.in_flight = False
         if not plan.is_last:
             return
-        self.scheduler.drop(task)
         slot.task = None
         slot.token = outputs.tokens[0]
         self.counters.tokens += 1
@@ -139,29 +167,35 @@ class Launches:
 
     def _commit_stream(self, task: StreamTask, token: int, logprob: float) -> None:
         request, slot = task.request, task.slot
-        task.in_flight = False
         task.steps += 1
         request.credit -= 1
+        slot.length += 1
+        slot.token = task.token = token
         end = None
-        if token in request.stop:
+        if task.meets_stop(token):
             end = "stop"
         elif task.steps >= request.max_steps:
             end = "max_steps"
         elif slot.length >= self.slots.max_ctx:
             end = "context_full"
+        elif not task.ahead:
+            end = task.end
         if end is not None:
             slot.task = None
             self.scheduler.drop(task)
+            self.slots.cut(slot, slot.length)  # what it had claimed for a row that is in vain
         self.events.append(StreamTokens(request, slot.length, [token], [logprob], slot.length, end))
 
     def end(self, slot: Slot, end: str, code: str, message: str) -> None:
-        """End the task of a slot without running it: a stream with `end`, others as Failed."""
+        """End the task of a slot at once, whatever of it is in flight: a stream with `end`, others
+        as Failed, but for a launched step, whose result is told all the same."""
         task = slot.task
         slot.task = None
         if isinstance(task, StreamTask):
             self.scheduler.drop(task)
             self.events.append(StreamTokens(task.request, slot.length, [], [], slot.length, end))
         elif isinstance(task, OpenTask | StepTask):
-            self.scheduler.drop(task)
+            if not self.scheduler.drop(task) and isinstance(task, StepTask):
+                return
             self.counters.failed[code] += 1
             self.events.append(Failed(task.request, code, message))

@@ -43,6 +43,8 @@ class EngineStats:
         self.chunk_times = StepTimes()
         self.done: list[tuple[int, int, float, float]] = []
         """Decode launches that `fold` has not counted: bucket, rows, device_us, step_us."""
+        self.idle_ns: deque[int] = deque(maxlen=RING_STEPS)
+        """What the device did nothing in front of launches that were queued behind another."""
         self.rows = 0
         self.tokens = 0
         self.prompt_tokens = 0
@@ -77,6 +79,7 @@ class EngineStats:
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},
             "step_us": {str(bucket): times.step_us() for bucket, times in ran.items()},
             "chunk_us": self.chunk_times.step_us(),
+            "idle_us": _percentiles([idle_ns / 1e3 for idle_ns in self.idle_ns]),
         }
 
 

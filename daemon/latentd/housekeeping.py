@@ -45,6 +45,13 @@ def end_leases(work: Work) -> None:
     work.sessions.forget_old(work.now)
 
 
+def end_lost(work: Work) -> None:
+    """The daemon drains: a stream whose reader is gone is not waited for."""
+    for run in list(work.runs.values()):
+        if isinstance(run, StreamRun) and run.is_lost:
+            work.engine.cancel(run.request, "draining")
+
+
 def end_runs(work: Work) -> None:
     """The drain time is over: what is launched commits, the rest ends as `draining`."""
     for run in list(work.runs.values()):
@@ -69,6 +76,9 @@ def stats(work: Work) -> Header:
         "sessions": len(work.sessions),
         "runs": len(work.runs),
         "parked_streams": len(work.undelivered),
+        "lost_streams": sum(
+            isinstance(run, StreamRun) and run.is_lost for run in work.runs.values()
+        ),
         **work.outbox.counters,
     }
     figures = {str(key): _plain(value) for key, value in work.engine.stats().items()}

@@ -1,8 +1,8 @@
 """What the server asks of the engine and what it reports back; plain data, no torch, no zmq.
 
 The engine runs on one thread. `admit_*` either returns a request that is now queued, or raises
-RequestRejected and changes nothing. `launch()` starts one replay for all runnable rows and at most
-one prompt chunk, `finish()` returns what completed; the device works between the two.
+RequestRejected and changes nothing. `launch()` keeps the device busy with replays of all runnable
+rows and prompt chunks, `finish()` returns what completed; the device works between the two.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class StepRequest:
 class StreamRequest:
     """A run of steps: each sampled token is appended in the next step, while credit lasts.
 
-    One credit is one token. The stop token is returned and not appended.
+    One credit is one token. A token of `stop` ends it, and so does one that ends a sequence of
+    `stop_sequences`, all of whose tokens are the stream's; it is returned and not appended.
     """
 
     slot_id: int
@@ -107,6 +108,7 @@ class StreamRequest:
     max_steps: int
     stop: frozenset[int]
     credit: int
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -194,18 +196,18 @@ class EngineProtocol(Protocol):
         position_conflict (detail context_len), busy, context_full, no_pages, invalid."""
 
     def admit_stream(
-        self, slot_id: int, epoch: int, pos: int, max_steps: int, stop: frozenset[int],
-        credit: int, sampling: SamplingParams | None,
-    ) -> StreamRequest:  # fmt: skip
-        """Queue a stream; refuses like admit_step."""
+        self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
+    ) -> StreamRequest:
+        """Queue a stream that begins with `token` (None: the last sampled one); refuses like
+        admit_step."""
 
     def add_credit(self, stream: StreamRequest, n: int) -> None:
-        """Let a stream produce n more tokens."""
+        """Let a stream produce n more tokens, or with a negative n fewer than it might."""
 
     def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
         """Stop a queued or running open (its slot is freed; Failed with code `reason`) or stream
-        (`end` is `reason`: "cancelled" or "draining"); the event still comes. What has completed
-        is left as it is: its own event is on its way."""
+        (`end` is `reason`: "cancelled" or "draining"; what is launched of it is still committed);
+        the event still comes. What has completed is left as it is: its own event is on its way."""
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """Drop all tokens from position `to` on; returns the new length. The last sampled token
@@ -234,12 +236,12 @@ class EngineProtocol(Protocol):
         """Whether that would be nothing but single steps: no stream, prompt or event waits."""
 
     def launch(self) -> None:
-        """Start one replay for all runnable rows, and at most one prompt chunk. It does not wait:
-        what the caller does before `finish` costs nothing while the device works."""
+        """Start replays of all runnable rows and prompt chunks, up to two in flight. It does not
+        wait: what the caller does before `finish` costs nothing while the device works."""
 
     def finish(self) -> list[Event]:
-        """Wait for the oldest launch, commit it, launch what became runnable by that, and return
-        all that has completed."""
+        """Wait for the oldest launch, commit it and what else is done by then, and return all that
+        has completed."""
 
     def run(self) -> list[Event]:
         """Launch and finish."""

@@ -14,8 +14,9 @@ MAX_SLOTS: Final = BUCKETS[-1]
 MAX_PREFILL_CHUNK: Final = 512
 """Most prompt rows of one launch: what the expert kernels take."""
 PREFILL_CHUNKS: Final = {"cuda": 512, "cpu": 32}
-"""Prompt rows between two steps, by device, where nobody says: other slots and the data socket wait
-for them."""
+"""Prompt rows of one launch, by device, where nobody says."""
+PREFILL_ROWS: Final = {"cuda": 128, "cpu": 32}
+"""The same while other slots decode, which wait for them between two steps."""
 
 
 class StartError(Exception):
@@ -29,7 +30,8 @@ class SelftestFailed(StartError):
 @dataclass(frozen=True)
 class EngineOptions:
     """Everything that `start_engine` needs. `kv_pages`: 0 lets every slot reach max_ctx, "auto"
-    takes what the device has left, else a number. `prefill_chunk`: 0 leaves it to the device.
+    takes what the device has left, else a number. `prefill_chunk` and `prefill_rows`: 0 leaves them
+    to the device.
     `seed` is that of random weights, for which `model_dir` needs a config.json only. `name` is what
     clients are told; without it the name of the directory."""
 
@@ -44,12 +46,15 @@ class EngineOptions:
     max_slots: int = 64
     kv_pages: int | Literal["auto"] = 0
     prefill_chunk: int = 0
+    prefill_rows: int = 0
     eager: bool = False
     selftest: bool = True  # compare results before serving; only tests leave it out
 
     def for_device(self, device_type: str) -> EngineOptions:
         """The same with what depends on the device ("cuda" or "cpu") decided."""
-        return replace(self, prefill_chunk=self.prefill_chunk or PREFILL_CHUNKS[device_type])
+        chunk = self.prefill_chunk or PREFILL_CHUNKS[device_type]
+        rows = min(chunk, self.prefill_rows or PREFILL_ROWS[device_type])
+        return replace(self, prefill_chunk=chunk, prefill_rows=rows)
 
     @property
     def buckets(self) -> tuple[int, ...]:

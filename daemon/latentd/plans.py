@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,24 +38,43 @@ class StepTask(StepRequest):
 
 @dataclass(eq=False, slots=True)
 class StreamTask:
-    """A running stream. `in_flight`: a row of it is launched and not committed."""
+    """A running stream. `token` is appended next, unless rows are on their way; `ahead` rows are
+    launched and not committed, behind the slot's length. With `end` set no more are launched: it
+    ends so when they are committed. `tail`: its last tokens, for stop sequences."""
 
     request: StreamRequest
     slot: Slot
     sampling: SamplingParams
+    token: int
     steps: int = 0
-    in_flight: bool = False
+    ahead: int = 0
+    end: str | None = None
+    tail: deque[int] = field(default_factory=deque)
+
+    def meets_stop(self, token: int) -> bool:
+        """Whether the stream stops with this token, its next one."""
+        request = self.request
+        if token in request.stop:
+            return True
+        if not request.stop_sequences:
+            return False
+        self.tail.append(token)
+        if len(self.tail) > max(map(len, request.stop_sequences)):
+            self.tail.popleft()
+        tail = tuple(self.tail)
+        return any(tail[-len(ids) :] == ids for ids in request.stop_sequences)
 
 
 @dataclass(eq=False, slots=True)
 class OpenTask:
-    """A prompt on its way in; slot.length tells how much of it is committed."""
+    """A prompt on its way in; slot.length tells how much of it is committed, and `ahead` rows
+    behind that are launched."""
 
     request: OpenRequest
     slot: Slot
     prompt: NDArray[np.int32]
     sampling: SamplingParams
-    in_flight: bool = False
+    ahead: int = 0
 
 
 Task = StepTask | StreamTask | OpenTask
@@ -63,7 +83,8 @@ Task = StepTask | StreamTask | OpenTask
 @dataclass(slots=True)
 class StepPlan:
     """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
-    sampling each, the rows of a prompt chunk share one. `logit_rows` are output rows."""
+    sampling each, the rows of a prompt chunk share one. A token id of -1 is the one that the row's
+    slot samples in the launch before. `logit_rows` are output rows."""
 
     rows: int
     tasks: Sequence[Task]
@@ -82,12 +103,19 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutputs:
-    """What a completed plan produced, by output row (decode: the row; last chunk: row 0)."""
+    """What a completed plan produced, by output row (decode: the row; last chunk: row 0), and
+    when it ran, by the device's clock."""
 
     tokens: list[int]
     logprobs: list[float]
     logits: dict[int, NDArray[np.float32]]
-    device_us: float
+    start_ns: int
+    end_ns: int
+
+    @property
+    def device_us(self) -> float:
+        """The time that it took the device."""
+        return (self.end_ns - self.start_ns) / 1e3
 
 
 class Backend(Protocol):
@@ -103,3 +131,6 @@ class Backend(Protocol):
 
     def wait(self) -> StepOutputs:
         """Wait for the oldest launch. Raises DeviceFault when the device failed."""
+
+    def is_done(self) -> bool:
+        """Whether wait() would find the oldest launch completed."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from latentd import requests_admit, requests_fork, requests_session, requests_step
+from latentd import (
+    requests_admit,
+    requests_fork,
+    requests_session,
+    requests_step,
+    requests_stream,
+)
 from latentd.operations import DeviceFault
 from latentd_client import fields, packed, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
@@ -29,8 +35,8 @@ HANDLERS: Final[dict[str, Handler]] = {
     "hello": requests_session.hello,
     "open": requests_admit.open_slot,
     "step": requests_step.step,
-    "stream": requests_admit.stream,
-    "credit": requests_session.credit,
+    "stream": requests_stream.stream,
+    "credit": requests_stream.credit,
     "truncate": requests_session.truncate,
     "fork": requests_fork.fork,
     "close": requests_session.close,

@@ -1,4 +1,4 @@
-"""Handlers of the requests that the engine has to run: open and stream (step has its own module).
+"""The handler of open, and what it shares with those of step and stream, which have own modules.
 
 Exactly once: a request that names the slot's true length runs; the same request again gets the
 stored reply, or joins those who wait for the one in flight; any other is refused by the engine.
@@ -14,7 +14,7 @@ import numpy as np
 
 from latentd.operations import SamplingParams
 from latentd.replies import Ticket
-from latentd.runs import MAX_WAITERS, OpenRun, StreamRun
+from latentd.runs import MAX_WAITERS, OpenRun
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from latentd.runs import StepRun, Waiter
-    from latentd.sessions import Session, SlotRecord, Stored
+    from latentd.sessions import SlotRecord
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 
@@ -59,65 +59,6 @@ def open_slot(
     if deadline_s is not None:
         work.deadlines[run] = None
     return None
-
-
-def stream(
-    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
-) -> Header | None:
-    """Start a stream, or give the same one to a new reader from its first token on."""
-    session = work.renew(header["session"], peer)
-    record = session.record(header["slot"], header["epoch"])
-    pos, max_steps, credit = header["pos"], header["max_steps"], header["credit"]
-    stop = frozenset(header.get("stop") or ())
-    sampling = read_sampling(header)
-    if credit > work.options.credits:
-        raise RequestRejected("invalid", f"stream: credit {credit}, at most {work.options.credits}")
-    digest = ("stream", max_steps, stop, sampling)
-    run = record.running
-    if isinstance(run, StreamRun) and run.pos == pos and run.digest == digest:
-        _attach(work, run, peer, request_id, credit)
-        return None
-    try:
-        check_idle(record)
-        work.check_launch(header.get("deadline_s"))
-        request = work.engine.admit_stream(
-            record.slot_id, record.epoch, pos, max_steps, stop, credit, sampling
-        )
-    except RequestRejected:
-        stored = record.find(pos, digest)
-        if stored is None:
-            raise
-        _replay(work, session, stored, peer, request_id)
-        return None
-    run = StreamRun(session, record, request, pos, digest, peer, request_id, credit)
-    record.running = session.running[request_id] = work.runs[request] = run
-    return None
-
-
-def _attach(work: Work, run: StreamRun, peer: bytes, request_id: int, credit: int) -> None:
-    """A running stream's new reader gets all tokens so far, and credit beyond them as it asked."""
-    work.leave(run.session, run)
-    run.peer, run.request_id, run.sent, run.replayed = peer, request_id, 0, len(run.tokens)
-    run.session.running[request_id] = run
-    missing = len(run.tokens) + credit - run.granted
-    if missing > 0:
-        run.granted += missing
-        work.engine.add_credit(run.request, missing)
-    if run.tokens:
-        work.deliver(run)
-
-
-def _replay(work: Work, session: Session, stored: Stored, peer: bytes, request_id: int) -> None:
-    """Send an ended stream again, and no more to a reader that has not got all of it yet."""
-    old: StreamRun = stored.results["run"]
-    for other in [run for run in work.undelivered if run.record is old.record]:
-        del work.undelivered[other]
-        work.leave(other.session, other)
-    run = StreamRun(
-        session, old.record, old.request, old.pos, old.digest, peer, request_id, old.granted,
-        old.tokens, old.logprobs, old.context_len, old.end, 0, len(old.tokens),
-    )  # fmt: skip
-    work.deliver(run)
 
 
 def join(run: OpenRun | StepRun, waiter: Waiter) -> None:

@@ -1,11 +1,11 @@
-"""Handlers of the requests that are answered at once: sessions, slots, credit, cancel."""
+"""Handlers of the requests that are answered at once: sessions, slots, cancel."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from latentd.requests_admit import check_idle
-from latentd.runs import StreamRun
+from latentd.requests_stream import resume_stream
 from latentd.sessions import Stored
 from latentd_client import protocol
 from latentd_client.errors import RequestRejected
@@ -35,8 +35,13 @@ def hello(
 def resume(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
-    """Renew the lease and tell what the session has."""
+    """Renew the lease and tell what the session has; or with a slot go on with its stream."""
     session = work.renew(header["session"], peer)
+    if any(header.get(name) is not None for name in ("slot", "epoch", "pos", "credit")):
+        if any(header.get(name) is None for name in ("slot", "epoch", "pos", "credit")):
+            raise RequestRejected("invalid", "resume: slot, epoch, pos and credit go together")
+        resume_stream(work, session, peer, request_id, header)
+        return None
     slots = []
     for record in session.slots.values():
         if record.closed_at is None:
@@ -61,22 +66,6 @@ def ping(
     if header.get("session") is not None:
         work.renew(header["session"], peer)
     return {}
-
-
-def credit(
-    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
-) -> Header | None:
-    """Let a stream go on; a stream that has ended needs none."""
-    session = work.renew(header["session"], peer)
-    run = session.running.get(header["stream"])
-    if not isinstance(run, StreamRun) or run.end is not None:
-        return {"known": False}
-    room = work.options.credits - (run.granted - len(run.tokens))
-    n = min(header["n"], room)
-    if n > 0:
-        run.granted += n
-        work.engine.add_credit(run.request, n)
-    return {"known": True, "credit": run.granted - len(run.tokens)}
 
 
 def cancel(

@@ -55,7 +55,7 @@ class StreamRun:
     """A stream: all its tokens so far, and how many of them its reader was sent.
 
     `granted` counts the credit ever given; `end` is set with the last tokens; the first `replayed`
-    tokens were produced for an earlier reader.
+    tokens were produced for an earlier reader. `is_lost`: its reader is gone, it waits for another.
     """
 
     session: Session
@@ -72,6 +72,7 @@ class StreamRun:
     end: str | None = None
     sent: int = 0
     replayed: int = 0
+    is_lost: bool = False
 
     def deliver(self, outbox: Outbox) -> Sent:
         """Send what the reader has not got yet. FULL: try again later."""

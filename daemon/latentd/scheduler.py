@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,61 +15,76 @@ if TYPE_CHECKING:
     from latentd.plans import Task
     from latentd.slots import SlotTable
 
+AHEAD: Final = 2
+"""Most rows of a stream in flight: the device feeds the second from the first."""
+QUIET_CHUNKS: Final = 2
+"""Prompt chunks in a row without a replay between them, after which nobody seems to decode: who
+does asks again while one of them runs."""
+
 
 class Scheduler:
-    """Queues of admitted work. A task is in exactly one queue, or launched, or done."""
+    """Queues of admitted work. A task is in exactly one queue, or launched, or done. At most
+    `prefill_rows` prompt rows run between two replays, and `prefill_chunk` while nobody decodes."""
 
-    def __init__(self, slots: SlotTable, page_rows: int, prefill_chunk: int) -> None:
+    def __init__(
+        self, slots: SlotTable, page_rows: int, prefill_chunk: int, prefill_rows: int
+    ) -> None:
         self.slots = slots
         self.page_rows = page_rows
         self.prefill_chunk = prefill_chunk
+        self.prefill_rows = prefill_rows
         self.steps: list[StepTask] = []
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
-        self.opens: deque[OpenTask] = deque()
+        self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
+        self._chunks = QUIET_CHUNKS  # launched since the last replay
 
     @property
     def has_rows(self) -> bool:
-        """Whether a plan could be made now."""
-        return bool(
-            self.steps
-            or (self.opens and not self.opens[0].in_flight)
-            or any(map(self.is_runnable, self.streams))
-        )
+        """Whether a plan could be made now, if there are pages for it."""
+        return bool(self.steps or self.opens or any(map(self.is_runnable, self.streams)))
 
-    @staticmethod
-    def is_runnable(task: StreamTask) -> bool:
-        """Whether a stream may take its next step."""
-        return task.request.credit > 0 and not task.in_flight
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody seems to decode, so that chunks may be large and follow each other."""
+        return self._chunks >= QUIET_CHUNKS
+
+    def is_runnable(self, task: StreamTask) -> bool:
+        """Whether a stream may take a step more than are in flight: only a stop token, which
+        nobody can foresee, and a cancel make one of them vain."""
+        request = task.request
+        left = min(AHEAD, request.credit, request.max_steps - task.steps)
+        return task.end is None and task.ahead < min(left, self.slots.max_ctx - task.slot.length)
 
     def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
         """Rows of all queued steps and runnable streams; None without any. Streams that got no
-        page are put into `starved` and left out."""
+        page are left out, and put into `starved` when nothing in flight can give them one."""
         steps, self.steps = self.steps, []
         tasks: list[StepTask | StreamTask] = [*steps]
         token_ids = [step.token for step in steps]
         logit_rows = [row for row, step in enumerate(steps) if step.want_logits]
+        lengths = [step.pos for step in steps]
         for stream in self.streams:
             if not self.is_runnable(stream):
                 continue
-            slot = stream.slot
-            try:
-                self.slots.extend(slot, slot.length + 1)
-            except RequestRejected:
-                starved.append(stream)
+            length = stream.slot.length + stream.ahead
+            if not self._claim(stream, length + 1):
+                if not (stream.ahead or self.slots.pool.num_waiting):
+                    starved.append(stream)
                 continue
-            stream.in_flight = True
-            assert slot.token is not None
+            token_ids.append(-1 if stream.ahead else stream.token)
+            stream.ahead += 1
             tasks.append(stream)
-            token_ids.append(slot.token)
+            lengths.append(length)
         if not tasks:
             return None
+        self._chunks = 0
         slots = [task.slot for task in tasks]  # a column at a time: half the time of rows
         slot_idx = [slot.slot_id for slot in slots]
-        context_len = [slot.length + 1 for slot in slots]
+        context_len = [length + 1 for length in lengths]
         page_rows = self.page_rows
         kv_row = [
-            slot.pages[slot.length // PAGE_SIZE] * page_rows + slot.length % PAGE_SIZE
-            for slot in slots
+            slot.pages[length // PAGE_SIZE] * page_rows + length % PAGE_SIZE
+            for slot, length in zip(slots, lengths, strict=True)
         ]
         sampling = [task.sampling for task in tasks]
         updates, zero_pages = self.slots.take_updates()
@@ -78,21 +93,35 @@ class Scheduler:
             False, True, updates, zero_pages, self.slots.take_moves(),
         )  # fmt: skip
 
+    def _claim(self, task: StreamTask | OpenTask, length: int) -> bool:
+        """Own pages for `length` tokens, or say no."""
+        try:
+            self.slots.extend(task.slot, length)
+        except RequestRejected:
+            return False
+        return True
+
     def chunk_plan(self) -> StepPlan | None:
-        """The next chunk of the oldest prompt; None without any. Raises RequestRejected
-        ("no_pages") with the prompt still at the head of its queue."""
-        if not self.opens or self.opens[0].in_flight:
+        """The next chunk of the oldest prompt; None without any, and while pages wait for launches
+        in flight. Raises RequestRejected ("no_pages") with the prompt at the head of its queue."""
+        if not self.opens:
             return None
         task = self.opens[0]
         slot = task.slot
-        first = slot.length
-        end = min(first + self.prefill_chunk, len(task.prompt))
+        first = slot.length + task.ahead
+        rows = self.prefill_chunk if self.is_quiet else self.prefill_rows
+        end = min(first + rows, len(task.prompt))
+        if self.slots.pool.num_waiting and not self._claim(task, end):
+            return None
         self.slots.extend(slot, end)
-        task.in_flight = True
+        is_last = end == len(task.prompt)
+        if is_last:
+            self.opens.popleft()
+        task.ahead += end - first
+        self._chunks += 1
         pos = np.arange(first, end, dtype=np.int64)
         pages = self.slots.table[slot.slot_id, pos // PAGE_SIZE].astype(np.int64)
         updates, zero_pages = self.slots.take_updates()
-        is_last = end == len(task.prompt)
         return StepPlan(
             rows=end - first,
             tasks=[task],
@@ -109,12 +138,13 @@ class Scheduler:
             moves=self.slots.take_moves(),
         )
 
-    def drop(self, task: Task) -> None:
-        """Take a task out of its queue, if it is in one."""
+    def drop(self, task: Task) -> bool:
+        """Take a task out of its queue; whether it was in one."""
         if isinstance(task, StreamTask):
-            self.streams.pop(task, None)
-        elif isinstance(task, StepTask):
-            if task in self.steps:
-                self.steps.remove(task)
-        elif task in self.opens:
-            self.opens.remove(task)
+            return self.streams.pop(task, False) is None
+        queue: list[StepTask] | deque[OpenTask]
+        queue = self.steps if isinstance(task, StepTask) else self.opens
+        if task not in queue:
+            return False
+        queue.remove(task)  # type: ignore[arg-type]
+        return True

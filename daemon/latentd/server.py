@@ -35,6 +35,8 @@ __all__ = ["Server", "ServerOptions"]
 
 MAX_MESSAGES = 256
 """Messages taken in one turn, so that a flood does not keep the engine from running."""
+FEW_MESSAGES = 64
+"""The same in front of a launch that somebody's next token waits for."""
 TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
@@ -120,7 +122,7 @@ class Server:
                     if self._gathers(engine, now):
                         listener.poll(self._gather.until)
                         continue
-                    self._run(engine)
+                    self._run(engine, listener)
                 if now >= self._tick_at or self._posts:
                     self._tick(now)
                 if now >= self._retry_at and (self._outbox.has_parked or work.undelivered):
@@ -141,21 +143,25 @@ class Server:
             self._outbox.flush()
             self._close(listener)
 
-    def _take(self, listener: Listener) -> None:
+    def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
         """Take the messages that are ready and admit each."""
-        for _ in range(MAX_MESSAGES):
+        for _ in range(most):
             message = listener.receive()
             if message is None:
                 return
             requests.handle(self._work, *message)
 
-    def _run(self, engine: EngineProtocol) -> None:
+    def _run(self, engine: EngineProtocol, listener: Listener) -> None:
         """One launch, and its replies."""
         work, gather = self._work, self._gather
         started = time.monotonic()
         engine.launch()
         gather.launched(work)
-        complete(work, engine.finish())
+        events = engine.finish()
+        if engine.has_work:  # the device is at the next step: who comes now is in the one after it
+            self._take(listener, FEW_MESSAGES)
+            engine.launch()
+        complete(work, events)
         gather.answered(started, time.monotonic())
 
     def _gathers(self, engine: EngineProtocol, now: float) -> bool:
@@ -197,6 +203,7 @@ class Server:
         work = self._work
         if not work.is_draining:
             work.is_draining = True
+            housekeeping.end_lost(work)
             self._set_state("draining")
         if not work.runs and not work.undelivered and not self._outbox.has_parked:
             return True

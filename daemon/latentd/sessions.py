@@ -62,6 +62,10 @@ class SlotRecord:
         stored = self.replies.get(pos)
         return stored if stored is not None and stored.digest == digest else None
 
+    def newest(self) -> list[Stored]:
+        """The stored replies, the last one first."""
+        return list(self.replies.values())[::-1]
+
     def forget_beyond(self, length: int) -> None:
         """Drop the replies that tell of tokens which a truncate has taken back."""
         self.replies = {

@@ -36,7 +36,7 @@ class Stager:
         self._top_p, self._min_p = _view(entry.top_p), _view(entry.min_p)
         self._seed = _view(entry.seed)
         self._tokens, self._logprobs = _view(entry.tokens), _view(entry.logprobs)
-        self._elapsed_ns = _view(entry.elapsed_ns)
+        self._start_ns, self._end_ns = _view(entry.start_ns), _view(entry.end_ns)
         capacity = len(entry.token_ids)
         self._sampling: list[SamplingParams | None] = [None] * capacity  # as written, by row
         self._used = capacity  # rows from here on hold padding
@@ -114,12 +114,12 @@ class Stager:
 
     def outputs(self, plan: StepPlan, logits: dict[int, NDArray[np.float32]]) -> StepOutputs:
         """Read the outputs of the plan staged last, which must be complete."""
-        elapsed_us = self._elapsed_ns[0] / 1e3
+        times = self._start_ns[0], self._end_ns[0]
         rows = plan.rows if not plan.is_chunk else int(plan.is_last)
         if rows == 1:
-            return StepOutputs([self._tokens[0]], [self._logprobs[0]], logits, elapsed_us)
+            return StepOutputs([self._tokens[0]], [self._logprobs[0]], logits, *times)
         tokens, logprobs = self._tokens[:rows].tolist(), self._logprobs[:rows].tolist()
-        return StepOutputs(tokens, logprobs, logits, elapsed_us)
+        return StepOutputs(tokens, logprobs, logits, *times)
 
 
 def _view(column: NDArray[Any]) -> Any:

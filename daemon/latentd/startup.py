@@ -24,7 +24,8 @@ class StartupReport:
     kv_pages: int = 0
     full_pages: int = 0  # full coverage: every slot at max_ctx
     slab_bytes: int = 0
-    prefill_chunk: int = 0  # prompt rows between two steps
+    prefill_chunk: int = 0  # prompt rows of one launch
+    prefill_rows: int = 0  # the same between two steps
     buckets: tuple[int, ...] = ()
     graph_nodes: dict[int, int] = field(default_factory=dict)  # by bucket; empty: eager
     graph_bytes: int = 0

@@ -35,7 +35,8 @@ def summary_lines(
         )
     else:
         yield f"buckets: {buckets}; eager, no graphs"
-    yield f"prompts: at most {startup.prefill_chunk} rows between two steps"
+    rows = f"{startup.prefill_rows} rows between two steps"
+    yield f"prompts: {rows}, {startup.prefill_chunk} at a time while nobody decodes"
     for line in startup.selftest:
         yield f"self-test: {line}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in startup.phases.items())

@@ -72,16 +72,27 @@ class Work:
             raise RequestRejected("deadline", "the time was over before the work could start")
 
     def deliver(self, run: StreamRun) -> None:
-        """Send a stream's new tokens. A full peer's stream parks, a dead peer's stops."""
-        outcome = run.deliver(self.outbox)
+        """Send a stream's new tokens. A full peer's stream parks, a dead peer's stops until another
+        reader comes."""
+        outcome = run.deliver(self.outbox) if not run.is_lost else Sent.DEAD
         if outcome is Sent.FULL:
             self.undelivered[run] = None
             return
         self.undelivered.pop(run, None)
-        if outcome is Sent.DEAD and run.end is None:
-            self.engine.cancel(run.request)
-        elif run.end is not None:
+        if run.end is not None:
             self.leave(run.session, run)
+        elif outcome is Sent.DEAD:
+            self._lose(run)
+
+    def _lose(self, run: StreamRun) -> None:
+        """A stream's reader is gone: nothing is produced for nobody."""
+        run.is_lost = True
+        if self.is_draining:
+            self.engine.cancel(run.request, "draining")
+        unused = run.granted - len(run.tokens)
+        if unused > 0:
+            run.granted -= unused
+            self.engine.add_credit(run.request, -unused)
 
     def leave(self, session: Session, run: OpenRun | StreamRun) -> None:
         """The request of a run is answered: its id means nothing any more."""

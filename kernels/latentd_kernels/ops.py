@@ -24,6 +24,7 @@ class StepInputs:
 
     token_ids: Tensor  # [max_rows] int32, -1 on padding
     slot_idx: Tensor  # [max_rows] int32, -1 on padding
+    last_token: Tensor  # [max_slots] int32, what `sample` chose last for each slot
     context_len: Tensor  # [max_rows] int32, tokens attended including the one appended now
     kv_row: Tensor  # [max_rows] int64, page * layers * 64 + offset; -1 skips the append
     temperature: Tensor  # [max_rows] float32, 0 = greedy
@@ -96,10 +97,10 @@ class Ops(Protocol):
         """The step's static inputs, as given when the backend was made."""
 
     def stage(self, rows: int, heads: int = 0, chunk: bool = False) -> None:
-        """Take this step's ring entry: fill StepInputs (first `rows` rows), apply block-table
-        updates, compute split_start and what else attention over `heads` heads needs (0: the step
-        attends nothing). With `chunk` the rows are consecutive tokens of one slot, and so must
-        `attend` be told."""
+        """Take this step's ring entry: fill StepInputs (first `rows` rows; a token id of -1 with a
+        slot is what the slot sampled last), apply block-table updates, compute split_start and what
+        else attention over `heads` heads needs (0: the step attends nothing). With `chunk` the rows
+        are consecutive tokens of one slot, and so must `attend` be told."""
 
     def zero_pages(self, slab: Tensor) -> None:
         """Zero the pages that this step claims. slab [pages, layers, 64, 576] act."""
@@ -231,7 +232,7 @@ class Ops(Protocol):
     def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
         """Choose one token a row from float32 logits [rows, vocab], with the sampling parameters
         of step rows first_row .. ; keep token and log-probability for `publish` (as output rows
-        0 .. rows - 1)."""
+        0 .. rows - 1), and the token as the slot's last one."""
 
     def publish(self, rows: int) -> None:
         """Write the first `rows` sampled tokens and log-probabilities to the ring entry's outputs,

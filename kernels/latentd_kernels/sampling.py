@@ -36,7 +36,7 @@ class SamplingLaunches(Launcher):
         if self.library.arch == HOPPER and vocab <= MAX_CLUSTER_VOCAB:
             self.library.launch(
                 "sample_row", (_CTAS * rows, 1, 1), 512,
-                [logits, *fields, ring.tokens, ring.logprobs, *size],
+                [logits, *fields, inputs.last_token, ring.tokens, ring.logprobs, *size],
                 stream=self.stream, smem=4 * -(-vocab // _CTAS), cluster=(_CTAS, 1, 1),
             )  # fmt: skip
             return
@@ -52,5 +52,6 @@ class SamplingLaunches(Launcher):
         )  # fmt: skip
         self.library.launch(
             "sample_choose", (rows, 1, 1), 1024,
-            [logits, parts, *fields, ring.tokens, ring.logprobs, *size], stream=self.stream,
+            [logits, parts, *fields, inputs.last_token, ring.tokens, ring.logprobs, *size],
+            stream=self.stream,
         )  # fmt: skip

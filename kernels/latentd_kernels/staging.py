@@ -65,11 +65,13 @@ class RingLayout:
             ("min_p", "<f4", rows),
             ("num_updates", "<i4", (1,)),
             ("num_zero_pages", "<i4", (1,)),
-            ("padding", "<i4", (2,)),
+            ("padding_1", "<i4", (2,)),
             ("updates", "<i4", (self.max_updates, 4)),
             ("zero_pages", "<i4", (self.zero_capacity,)),
             ("step", "<i8", (1,)),
-            ("elapsed_ns", "<i8", (1,)),
+            ("padding_2", "<i8", (1,)),
+            ("start_ns", "<i8", (1,)),
+            ("end_ns", "<i8", (1,)),
             ("tokens", "<i4", rows),
             ("logprobs", "<f4", rows),
         ]
@@ -84,7 +86,7 @@ class RingLayout:
 class EntryViews:
     """Numpy views of one ring entry; writing them is staging a step, reading them its result."""
 
-    token_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]  # -1 with a slot: what the slot sampled last
     slot_idx: NDArray[np.int32]
     context_len: NDArray[np.int32]
     kv_row: NDArray[np.int64]
@@ -99,7 +101,8 @@ class EntryViews:
     num_zero_pages: NDArray[np.int32]  # [1]
     tokens: NDArray[np.int32]  # output, -1 on padding rows
     logprobs: NDArray[np.float32]  # output, natural log, 0 on padding rows
-    elapsed_ns: NDArray[np.int64]  # [1] output, device time from the start of stage to publish
+    start_ns: NDArray[np.int64]  # [1] output, the device's clock when stage began
+    end_ns: NDArray[np.int64]  # [1] output, the same clock in publish
     step: NDArray[np.int64]  # [1] output, written last: step number + 1; 0 = never
 
     def clear(self, stop: int, start: int = 0) -> None:
@@ -153,7 +156,7 @@ class StepRing:
             size = np.dtype(dtype).itemsize * prod(shape)
             views[name] = buffer[offset : offset + size].view(dtype).reshape(shape)
             offset += size
-        del views["padding"]
+        del views["padding_1"], views["padding_2"]
         return EntryViews(**views)
 
 
@@ -169,6 +172,7 @@ def allocate_inputs(
     return StepInputs(
         token_ids=filled(torch.int32, -1, rows),
         slot_idx=filled(torch.int32, -1, rows),
+        last_token=filled(torch.int32, 0, max_slots),
         context_len=filled(torch.int32, 0, rows),
         kv_row=filled(torch.int64, -1, rows),
         temperature=filled(torch.float32, 0, rows),

@@ -34,6 +34,7 @@ class StepLaunches(Launcher):
         last_rows = rows - (num_calls(rows) - 1) * MAX_CALL_ROWS
         args: list[Argument] = [
             *self._ring_args(),
+            inputs.last_token,
             inputs.token_ids,
             inputs.slot_idx,
             inputs.context_len,

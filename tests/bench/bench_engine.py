@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.backend import start_engine
-from latentd.operations import SamplingParams
+from latentd.operations import SamplingParams, StreamRequest
 from latentd.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def measure_stream(engine: Engine, steps: int) -> None:
     """One stream that runs ahead: time from token to token."""
     slot = open_slot(engine, 0)
     engine.reset_stats()
-    engine.admit_stream(slot.slot_id, slot.epoch, 100, steps, frozenset(), steps, None)
+    request = StreamRequest(slot.slot_id, slot.epoch, 100, steps, frozenset(), steps)
+    engine.admit_stream(request, None, None)
     times = []
     last_s = time.perf_counter()
     while engine.has_work:

@@ -61,6 +61,7 @@ def test_tokens_equal_the_references(vocab: int, setting: str) -> None:
     host = logits.cpu().numpy()
     tokens = ops.ring.tokens[:rows].tolist()
     assert tokens == [expected(ops, host, row) for row in range(rows)]
+    assert ops.inputs.last_token[:rows].tolist() == tokens  # row and slot have one number here
     logprobs = torch.log_softmax(logits.double(), 1)[torch.arange(rows), tokens]
     torch.testing.assert_close(ops.ring.logprobs[:rows].double(), logprobs, rtol=0, atol=1e-5)
 

@@ -85,7 +85,7 @@ def test_the_summary_tells_what_is_served(daemon: Child) -> None:
     log = daemon.log.read_text()
     for part in (
         "model: tiny, 1 layers", "1152 bytes a token", "128 pages of 64 tokens", "buckets: 1 2 4",
-        "prompts: at most 32 rows",
+        "prompts: 32 rows between two steps, 32 at a time while nobody decodes",
         "cpu (asked for)", "numerics f32", "self-test: ", "seconds: ", daemon.endpoint,
         protocol.control_endpoint(daemon.endpoint),
     ):  # fmt: skip

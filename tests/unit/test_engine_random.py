@@ -26,7 +26,8 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from latentd.operations import Event, StepRequest
 
-NAMES = ("open", "fork", "step", "stream", "credit", "truncate", "close", "cancel", "run", "run")
+NAMES = ("open", "fork", "step", "stream", "credit", "truncate", "close", "cancel", "launch", "run",
+         "run")  # fmt: skip
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.integers(0, 400)), max_size=60
 )
@@ -53,6 +54,9 @@ class Clients:
     def act(self, name: str, who: int, number: int) -> None:
         """One operation; it may be refused."""
         engine = self.engine
+        if name == "launch":
+            engine.launch()
+            return
         if name == "run":
             for event in engine.run():
                 self.take(event)
@@ -77,7 +81,10 @@ class Clients:
                 record.appended = number % 256
             elif name == "stream":
                 stop = frozenset({number % 256})
-                record.running = engine.admit_stream(*seat, pos, 20, stop, number % 9, None)
+                stream = StreamRequest(*seat, pos, 20, stop, number % 9)
+                token = None if number % 2 else number % 256
+                record.running = engine.admit_stream(stream, token, None)
+                record.sampled = record.sampled if token is None else token
             elif name == "credit" and isinstance(record.running, StreamRequest):
                 engine.add_credit(record.running, number % 5)
             elif name == "truncate":

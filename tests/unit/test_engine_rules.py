@@ -15,6 +15,7 @@ from latentd.operations import (
     OpenRequest,
     SamplingParams,
     StepDone,
+    StreamRequest,
     StreamTokens,
 )
 from latentd_client.errors import RequestRejected
@@ -48,6 +49,10 @@ def refused(code: str, call: Callable[[], object]) -> RequestRejected:
         call()
     assert refusal.value.code == code
     return refusal.value
+
+
+def start_stream(engine: Engine, request: StreamRequest, token: int | None = None) -> StreamRequest:
+    return engine.admit_stream(request, token, None)
 
 
 def step(engine: Engine, slot: OpenRequest, pos: int, token: int | None = None) -> StepDone:
@@ -180,7 +185,7 @@ def test_a_stream_feeds_itself_until_max_steps() -> None:
     engine = FakeEngine()
     slot = open_slot(engine, [1, 2, 3])
     tokens = [1, 2, 3, engine.expected_token([1, 2, 3])]
-    engine.admit_stream(slot.slot_id, slot.epoch, 3, 200, NO_STOP, 1000, None)
+    start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 3, 200, NO_STOP, 1000))
     events = run_all(engine)
     for pos, event in enumerate(events, start=4):
         assert isinstance(event, StreamTokens)
@@ -201,7 +206,9 @@ def test_a_stop_token_is_returned_and_not_appended() -> None:
     tokens = [1, 2, 3, engine.expected_token([1, 2, 3])]
     for _ in range(2):
         tokens.append(engine.expected_token(tokens))
-    engine.admit_stream(slot.slot_id, slot.epoch, 3, 200, frozenset({tokens[-1]}), 1000, None)
+    start_stream(
+        engine, StreamRequest(slot.slot_id, slot.epoch, 3, 200, frozenset({tokens[-1]}), 1000)
+    )
     last = run_all(engine)[-1]
     assert isinstance(last, StreamTokens)
     assert (last.end, last.tokens, last.context_len) == ("stop", tokens[-1:], 5)
@@ -211,7 +218,7 @@ def test_a_stop_token_is_returned_and_not_appended() -> None:
 def test_a_stream_waits_for_credit() -> None:
     engine = FakeEngine()
     slot = open_slot(engine, [1])
-    stream = engine.admit_stream(slot.slot_id, slot.epoch, 1, 10, NO_STOP, 2, None)
+    stream = start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 1, 10, NO_STOP, 2))
     assert len(run_all(engine)) == 2
     engine.add_credit(stream, 3)
     assert len(run_all(engine)) == 3
@@ -229,7 +236,7 @@ def test_a_stream_waits_for_credit() -> None:
 def test_a_stream_ends_cleanly_at_a_limit(max_ctx: int, pages: int, end: str, length: int) -> None:
     engine = FakeEngine(pages=pages, max_ctx=max_ctx)
     slot = open_slot(engine, [1] * 60)
-    engine.admit_stream(slot.slot_id, slot.epoch, 60, 500, NO_STOP, 500, None)
+    start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 60, 500, NO_STOP, 500))
     last = run_all(engine)[-1]
     assert isinstance(last, StreamTokens)
     assert (last.end, last.context_len) == (end, length)
@@ -265,7 +272,7 @@ def test_a_cancelled_prompt_frees_its_slot() -> None:
 def test_prompts_and_streams_do_not_starve_each_other() -> None:
     engine = FakeEngine(prefill_chunk=16)
     slot = open_slot(engine, [1])
-    stream = engine.admit_stream(slot.slot_id, slot.epoch, 1, 1000, NO_STOP, 1000, None)
+    stream = start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 1, 1000, NO_STOP, 1000))
     engine.admit_open([1] * 160, GREEDY, False)
     events: list[Event] = []
     runs = 0
@@ -312,26 +319,23 @@ def test_page_order_changes_no_token() -> None:
         if order is not None:
             engine.slots.pool.reorder([int(page) for page in order])
         slot = open_slot(engine, [1])
-        engine.admit_stream(slot.slot_id, slot.epoch, 1, 200, NO_STOP, 200, None)
+        start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 1, 200, NO_STOP, 200))
         outcomes.append([e.tokens for e in run_all(engine) if isinstance(e, StreamTokens)])
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_closing_a_slot_waits_for_its_own_rows_only() -> None:
+def test_closing_a_slot_waits_for_nothing_and_what_runs_of_it_is_dropped() -> None:
     engine = FakeEngine(prefill_chunk=16)
-    idle, streaming = open_slot(engine, [1]), open_slot(engine, [2])
+    slot = open_slot(engine, [2])
     engine.admit_open([3] * 200, GREEDY, False)
-    stream = engine.admit_stream(streaming.slot_id, streaming.epoch, 1, 1000, NO_STOP, 1000, None)
+    stream = start_stream(engine, StreamRequest(slot.slot_id, slot.epoch, 1, 1000, NO_STOP, 1000))
     engine.run()
+    engine.launch()
     assert len(engine.launches.in_flight) == 2  # the stream's next step and a chunk
-    engine.close(idle.slot_id, idle.epoch)
+    engine.close(slot.slot_id, slot.epoch)
     assert len(engine.launches.in_flight) == 2
-    engine.close(streaming.slot_id, streaming.epoch)
-    assert len(engine.launches.in_flight) < 2
-    events = [event for event in engine.run() if event.request is stream]
-    assert isinstance(events[-1], StreamTokens)
-    assert events[-1].end == "closed"
-    engine.slots.check()
+    events = [event for event in run_all(engine) if event.request is stream]
+    assert events[-1] == StreamTokens(stream, 2, [], [], 2, "closed")
 
 
 def test_a_device_fault_is_raised() -> None:

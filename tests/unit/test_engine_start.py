@@ -143,8 +143,10 @@ def test_options_for_a_device_are_a_new_value(tiny_dir: Path) -> None:
     options = EngineOptions(tiny_dir)
     assert [options.for_device(name).prefill_chunk for name in ("cuda", "cpu")] == [512, 32]
     assert options.prefill_chunk == 0
-    given = replace(options, prefill_chunk=100)
+    assert [options.for_device(name).prefill_rows for name in ("cuda", "cpu")] == [128, 32]
+    given = replace(options, prefill_chunk=100, prefill_rows=50)
     assert given.for_device("cpu") == given
+    assert replace(given, prefill_rows=200).for_device("cpu").prefill_rows == 100
 
 
 def test_options_are_never_changed(tiny_dir: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fakes import FakeEngine
-from latentd.operations import SamplingParams, SlotState, StepDone
+from latentd.operations import SamplingParams, SlotState, StepDone, StreamRequest
 from latentd_client.errors import RequestRejected
 from serving import Peer, seat, serving
 
@@ -157,8 +157,8 @@ def test_a_write_into_a_shared_page_waits_for_a_page() -> None:
     engine.truncate(fork.slot_id, fork.epoch, 128, 70)
     other = open_slot(engine, [3])
     refused("no_pages", lambda: step(engine, fork, 70, 9))
-    refused("no_pages", lambda: engine.admit_stream(
-        slot.slot_id, slot.epoch, 128, 5, frozenset(), 9, None))  # fmt: skip
+    stream = StreamRequest(slot.slot_id, slot.epoch, 128, 5, frozenset(), 9)
+    refused("no_pages", lambda: engine.admit_stream(stream, None, None))
     engine.slots.check()
     engine.close(other.slot_id, other.epoch)
     assert step(engine, fork, 70, 9) == engine.expected_token([*prompt[:70], 9])

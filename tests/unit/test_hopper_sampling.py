@@ -12,7 +12,7 @@ from latentd_kernels.sampling import MAX_CLUSTER_VOCAB, SamplingLaunches
 from latentd_kernels.staging import MAX_SAMPLE_CHUNKS, SAMPLE_CHUNK
 from recording import Recorder
 
-FIELDS = ["slot_idx", "context_len", "temperature", "top_k", "top_p", "min_p", "seed"]
+FIELDS = ["slot_idx", "context_len", "temperature", "top_k", "top_p", "min_p", "seed", "last_token"]
 
 
 def launches(arch: str, vocab: int, rows: int) -> list[SimpleNamespace]:

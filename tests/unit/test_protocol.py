@@ -137,7 +137,8 @@ def test_a_reserved_field_is_unsupported_not_ignored(name: str) -> None:
 
 def good(field: fields.Field) -> object:
     """A value that the field takes."""
-    lists = {"ints": [1, 1], "list": [{f.name: good(f) for f in field.inner}], "prompt": [1]}
+    lists = {"ints": [1, 1], "list": [{f.name: good(f) for f in field.inner}], "prompt": [1],
+             "id lists": [[1]]}  # fmt: skip
     scalars = {"int": 1, "float": 0.5, "bool": True, "str": "x", "map": {}}
     return (lists | scalars)[field.kind]
 

@@ -25,7 +25,7 @@ def test_every_field_of_every_entry_starts_on_its_own_16_bytes(rows: int) -> Non
     for step in range(3):
         entry = ring.entry(step)
         for name, _, _ in layout.fields():
-            if name in ("padding", "num_updates", "num_zero_pages", "elapsed_ns"):
+            if name in ("padding_1", "padding_2", "num_updates", "num_zero_pages", "end_ns"):
                 continue
             address = getattr(entry, name).ctypes.data - ring.host.data_ptr()
             assert address % 16 == 0, name
@@ -58,6 +58,8 @@ def test_stage_copies_rows_applies_runs_in_order_and_lists_pages() -> None:
     entry = ops.ring.entry(0)
     entry.clear(3)
     entry.slot_idx[:2] = 2, 0
+    entry.token_ids[:2] = -1, 8  # a row that runs ahead of the host, and one that does not
+    ops.inputs.last_token[:] = torch.tensor([5, 6, 7, 8])
     entry.context_len[:2] = 65, 1
     entry.kv_row[:2] = 1 << 40, 5
     entry.seed[0] = (1 << 64) - 1
@@ -68,6 +70,7 @@ def test_stage_copies_rows_applies_runs_in_order_and_lists_pages() -> None:
     ops.stage(3)
     inputs = ops.inputs
     assert inputs.slot_idx[:3].tolist() == [2, 0, -1]
+    assert inputs.token_ids[:3].tolist() == [7, 8, -1]
     assert inputs.kv_row[:3].tolist() == [1 << 40, 5, -1]
     assert inputs.seed[0] == -1
     assert inputs.block_table[2].tolist() == [7, 9] + [-1] * 8
@@ -97,7 +100,7 @@ def test_publish_writes_the_results_and_the_step_number_of_its_entry() -> None:
         assert entry.tokens[:2].tolist() == [step, 100]
         assert entry.logprobs[:2].tolist() == [-0.5, -0.5]
         assert entry.step[0] == step + 1
-        assert entry.elapsed_ns[0] > 0
+        assert 0 < entry.start_ns[0] < entry.end_ns[0]
     assert int(ops.ring.step_counter) == 3
     assert ops.ring.entry(1).step[0] == 2  # the other entry is not touched
 

@@ -3,6 +3,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -161,14 +162,42 @@ def test_a_reader_that_stops_reading_parks_only_its_own_stream(endpoint: str) ->
         assert (total, header["end"]) == (4000, "max_steps")
 
 
-def test_the_streams_of_a_dead_peer_stop(endpoint: str) -> None:
-    with serving(endpoint) as running, Client(endpoint) as client:
-        with Peer(endpoint) as peer:
-            opened = peer.hello().open()
-            peer.send("stream", **seat(opened), max_steps=4000, credit=1000)
-            peer.receive()
-        wait_until(lambda: client.stats()["server"]["runs"] == 0)
+def test_the_stream_of_a_dead_peer_stops_and_goes_on_with_the_next_reader(endpoint: str) -> None:
+    credit = 100_000
+    with (
+        serving(endpoint, credits=credit) as running,
+        Client(endpoint) as client,
+        Peer(endpoint) as second,
+    ):
+        with Peer(endpoint) as first:
+            opened = first.hello().open()
+            first.send("stream", **seat(opened), max_steps=4000, credit=credit)
+            got = first.receive()[0]["context_len"]
+        wait_until(lambda: client.stats()["server"]["lost_streams"] == 1)
+        wait_until(lambda: not running.engine.has_work)
         assert running.engine.slot(opened["slot"], opened["epoch"]).context_len < 4003
+        second.session = first.session
+        stream = second.send("resume", **{**seat(opened), "pos": got}, credit=credit)
+        tokens: list[int] = []
+        frame: dict[str, Any] = {"more": True}
+        while frame.get("more"):
+            frame, _ = second.receive()
+            assert (frame["id"], frame["pos"]) == (stream, got + len(tokens) + 1)
+            tokens += frame["tokens"]
+        assert (got + len(tokens), frame["end"]) == (4003, "max_steps")
+
+
+def test_a_stream_without_a_reader_ends_with_the_lease_or_a_drain(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine, lease_s=0.5, grace_s=60) as running, Client(endpoint) as client:
+        for turn in range(2):
+            with Peer(endpoint) as peer:
+                peer.send("stream", **seat(peer.hello().open()), max_steps=4000, credit=1000)
+                peer.receive()
+            wait_until(lambda: client.stats()["server"]["lost_streams"] == 1)
+            if turn == 0:
+                wait_until(lambda: client.stats()["server"]["runs"] == 0)
+        running.stop(20)
 
 
 def test_a_deadline_that_has_passed_launches_nothing(endpoint: str) -> None:

@@ -84,7 +84,8 @@ def test_an_entry_holds_the_plan_whatever_it_held_before(
 def test_outputs_are_those_of_the_staged_rows() -> None:
     entry = StepRing(RingLayout(CAPACITY, 8, 8), torch.device("cpu")).entry(0)
     stager = Stager(entry)
-    entry.tokens[:3], entry.logprobs[:3], entry.elapsed_ns[0] = [4, 5, 6], [-0.5, -1, -2], 1500
+    entry.tokens[:3], entry.logprobs[:3] = [4, 5, 6], [-0.5, -1, -2]
+    entry.start_ns[0], entry.end_ns[0] = 7000, 8500
     for rows in (1, 3):
         outputs = stager.outputs(StepPlan(rows, [], [], [], [], [], []), {})
         assert outputs.tokens == [4, 5, 6][:rows]

@@ -2,9 +2,11 @@ import pytest
 
 from fakes import FakeEngine
 from latentd_client import Client, ConnectionLost
-from latentd_client._exchange import Reply
+from latentd_client._exchange import Call, Reply
 from latentd_client._stream import StreamReader
 from serving import serving
+
+CALL = Call("stream", {})
 
 
 def reply(pos: int, tokens: list[int]) -> Reply:
@@ -15,7 +17,7 @@ def reply(pos: int, tokens: list[int]) -> Reply:
 
 
 def test_frames_that_follow_each_other_are_taken() -> None:
-    reader = StreamReader(8, 8, [])
+    reader = StreamReader(8, CALL)
     reader.take(reply(5, [1, 2]))
     reader.take(reply(7, []))
     reader.take(reply(7, [3]))
@@ -23,7 +25,7 @@ def test_frames_that_follow_each_other_are_taken() -> None:
 
 
 def test_a_gap_in_a_stream_is_no_shorter_text() -> None:
-    reader = StreamReader(8, 8, [])
+    reader = StreamReader(8, CALL)
     reader.take(reply(5, [1]))
     with pytest.raises(ConnectionLost, match="at length 7 after 6"):
         reader.take(reply(7, [3]))

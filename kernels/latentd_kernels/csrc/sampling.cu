@@ -195,14 +195,15 @@ struct CtaRow {
 
 // kernel sample_choose: the token of each row, greedy or drawn, and its log-probability.
 // shapes: logits [rows, vocab] f32, parts from sample_parts; slot_idx, context_len, top_k [rows] int32, temperature,
-//   top_p, min_p [rows] f32, seed [rows] int64; tokens [rows] int32 (-1 on padding rows), logprobs [rows] f32.
+//   top_p, min_p [rows] f32, seed [rows] int64; tokens [rows] int32 (-1 on padding rows), logprobs [rows] f32,
+//   last_token [max_slots] int32, by slot.
 // rounds: weights are integers, round(exp((l - max) / temperature) * 2^40), their sums exact; log-probability in f32
 //   from the chunk sums, added by butterfly in each warp and then in order of the warps
 // launch: grid (rows, 1, 1), 1024 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sample_choose(const float* logits, const float4* parts, const int* slot_idx, const int* context_len,
                   const float* temperature, const int* top_k, const float* top_p, const float* min_p,
-                  const uint64_t* seed, int* tokens, float* logprobs, int vocab, long long stride) {
+                  const uint64_t* seed, int* last_token, int* tokens, float* logprobs, int vocab, long long stride) {
   pdl_launch();
   __shared__ Scratch scratch;
   __shared__ Best bests[kMaxChunks / 32];
@@ -243,6 +244,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x > 0) return;
   float sum = 0.0f;
   for (int w = 0; w < kMaxChunks / 32; w++) sum += sums[w];
-  tokens[row] = token;
+  tokens[row] = last_token[slot_idx[row]] = token;
   logprobs[row] = best.key == kNanKey ? NAN : (l[token] == top ? 0.0f : l[token] - top) - logf(sum);
 }

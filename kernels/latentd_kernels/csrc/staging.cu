@@ -18,9 +18,9 @@ struct Entry {
   LATENTD_DEVICE const int* zero_pages() const { return at<int>(44 * rows + 16 + 16 * updates); }
   LATENTD_DEVICE char* outputs() const { return base + 44 * rows + 16 + 16 * updates + 4 * zeros; }
   LATENTD_DEVICE volatile long long* step() const { return reinterpret_cast<volatile long long*>(outputs()); }
-  LATENTD_DEVICE long long* elapsed_ns() const { return reinterpret_cast<long long*>(outputs() + 8); }
-  LATENTD_DEVICE int* tokens() const { return reinterpret_cast<int*>(outputs() + 16); }
-  LATENTD_DEVICE float* logprobs() const { return reinterpret_cast<float*>(outputs() + 16 + 4 * rows); }
+  LATENTD_DEVICE longlong2* clock_ns() const { return reinterpret_cast<longlong2*>(outputs() + 16); }
+  LATENTD_DEVICE int* tokens() const { return reinterpret_cast<int*>(outputs() + 32); }
+  LATENTD_DEVICE float* logprobs() const { return reinterpret_cast<float*>(outputs() + 32 + 4 * rows); }
   template <class T>
   LATENTD_DEVICE const T* at(long long offset) const {
     return reinterpret_cast<const T*>(base + offset);
@@ -31,7 +31,7 @@ struct Ring {
   char* host;
   long long entries, rows, updates, zeros;
   LATENTD_DEVICE Entry entry(long long step) const {
-    const long long bytes = 44 * rows + 16 + 16 * updates + 4 * zeros + 16 + 8 * rows;
+    const long long bytes = 44 * rows + 16 + 16 * updates + 4 * zeros + 32 + 8 * rows;
     return {host + step % entries * bytes, rows, updates, zeros};
   }
 };
@@ -79,17 +79,17 @@ LATENTD_DEVICE void prefix_splits(const int* context_len, int* start, int rows) 
 
 // kernel stage: copies this step's ring entry into the static input buffers and updates the block table.
 // shapes: host = mapped ring of `entries` entries (layout: staging.py), counter [1] int64, row fields [rows] as in
-//   StepInputs, split_start [rows + 1] int32, block_table [max_slots, max_pages] int32, runs (slot, first_idx, count,
-//   page_id) applied in order. With heads > 0 also plan.row_plan [rows] and plan.work [calls, num_ctas]
-//   (work_plan.cuh).
+//   StepInputs (a token id of -1 becomes last_token [max_slots] int32 of the row's slot), split_start [rows + 1] int32,
+//   block_table [max_slots, max_pages] int32, runs (slot, first_idx, count, page_id) applied in order. With heads > 0
+//   also plan.row_plan [rows] and plan.work [calls, num_ctas] (work_plan.cuh).
 // rounds: none
 // launch: grid (1, 1, 1), 512 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
     stage(char* host, const long long* counter, long long entries, long long row_capacity, long long update_capacity,
-          long long zero_capacity, long long* start_ns, int* token_ids, int* slot_idx, int* context_len, int* top_k,
-          int* temperature, int* top_p, int* min_p, long long* kv_row, long long* seed, int* split_start,
-          int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages, int heads, int most_heads,
-          int row_tile, int last_row_tile, int num_ctas, RowPlan* row_plan, Work* work) {
+          long long zero_capacity, long long* start_ns, const int* last_token, int* token_ids, int* slot_idx,
+          int* context_len, int* top_k, int* temperature, int* top_p, int* min_p, long long* kv_row, long long* seed,
+          int* split_start, int* block_table, int* zero_pages, int* num_zero_pages, int rows, int max_pages, int heads,
+          int most_heads, int row_tile, int last_row_tile, int num_ctas, RowPlan* row_plan, Work* work) {
   pdl_launch();
   __shared__ int4 runs[kRunBatch];
   pdl_wait();
@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
 #pragma unroll
     for (int f = 0; f < 7; f++) value[f] = entry.word(f)[row];
     const long long target = entry.kv_row()[row], key = entry.seed()[row];
+    if (value[0] < 0 && value[1] >= 0) value[0] = last_token[value[1]];  // runs ahead of the host: it does not know it
 #pragma unroll
     for (int f = 0; f < 7; f++) words[f][row] = value[f];
     kv_row[row] = target;
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(kStageThreads)
     entry.tokens()[row] = tokens[row];
     entry.logprobs()[row] = logprobs[row];
   }
-  if (threadIdx.x == 0) *entry.elapsed_ns() = clock_ns() - *start_ns;
+  if (threadIdx.x == 0) *entry.clock_ns() = make_longlong2(*start_ns, clock_ns());
   __threadfence_system();  // every writer's results reach the host before the step number can
   __syncthreads();
   if (threadIdx.x == 0) {

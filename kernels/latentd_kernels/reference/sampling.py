@@ -122,5 +122,5 @@ class ReferenceSampling(ReferenceBase):
                 float(inputs.min_p[row]),
                 random_bits(int(inputs.seed[row]), int(inputs.context_len[row])),
             )
-            ring.tokens[out_row] = token
+            ring.tokens[out_row] = inputs.last_token[inputs.slot_idx[row]] = token
             ring.logprobs[out_row] = log_probability(values, token)

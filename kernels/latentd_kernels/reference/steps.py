@@ -35,6 +35,9 @@ class ReferenceSteps(ReferenceBase):
         entry, inputs = self.ring.entry(int(self.ring.step_counter)), self.inputs
         for name in _ROW_FIELDS:
             getattr(inputs, name).numpy()[:rows] = getattr(entry, name)[:rows]
+        token_ids, slot_idx = inputs.token_ids.numpy()[:rows], inputs.slot_idx.numpy()[:rows]
+        ahead = (token_ids < 0) & (slot_idx >= 0)
+        token_ids[ahead] = inputs.last_token.numpy()[slot_idx[ahead]]
         inputs.seed.numpy()[:rows] = entry.seed[:rows].view("<i8")
         table = inputs.block_table.numpy()
         for slot, first, count, page in entry.updates[: int(entry.num_updates[0])].tolist():
@@ -58,6 +61,6 @@ class ReferenceSteps(ReferenceBase):
         entry = self.ring.entry(step)
         entry.tokens[:rows] = self.ring.tokens[:rows].numpy()
         entry.logprobs[:rows] = self.ring.logprobs[:rows].numpy()
-        entry.elapsed_ns[0] = time.perf_counter_ns() - int(self.ring.start_ns)
+        entry.start_ns[0], entry.end_ns[0] = int(self.ring.start_ns), time.perf_counter_ns()
         entry.step[0] = step + 1
         torch.add(self.ring.step_counter, 1, out=self.ring.step_counter)

@@ -220,8 +220,8 @@ LATENTD_DEVICE void exchange_parts(Scratch& s, const ClusterRow& row, Best best)
 // launch: grid (8 * rows, 1, 1) in clusters of 8, 512 threads, 4 * ceil(vocab / 8) bytes of dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     sample_row(const float* logits, const int* slot_idx, const int* context_len, const float* temperature,
-               const int* top_k, const float* top_p, const float* min_p, const uint64_t* seed, int* tokens,
-               float* logprobs, int vocab, long long row_stride) {
+               const int* top_k, const float* top_p, const float* min_p, const uint64_t* seed, int* last_token,
+               int* tokens, float* logprobs, int vocab, long long row_stride) {
   pdl_launch();
   __shared__ Scratch s;
   if (threadIdx.x == 0) {
@@ -256,6 +256,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (!writes) return;
   float sum = 0.0f;
   for (int c = 0; c < kCtas; c++) sum += s.parts[c].sum * exp_below(key_value(s.parts[c].key), top);
-  tokens[r] = token;
+  tokens[r] = last_token[slot_idx[r]] = token;
   logprobs[r] = best.key == kNanKey ? NAN : (l[token] == top ? 0.0f : l[token] - top) - logf(sum);
 }
