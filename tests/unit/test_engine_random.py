@@ -41,7 +41,8 @@ class Record:
     seat: tuple[int, int]
     sampled: int | None = None
     running: OpenRequest | StepRequest | StreamRequest | None = None
-    appended: int = 0
+    appended: int = 0  # by the step that runs
+    named: int | None = None  # the first token of the stream that runs
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Clients:
                 stream = StreamRequest(*seat, pos, 20, stop, number % 9)
                 token = None if number % 2 else number % 256
                 record.running = engine.admit_stream(stream, token, None)
-                record.sampled = record.sampled if token is None else token
+                record.named = token
             elif name == "credit" and isinstance(record.running, StreamRequest):
                 engine.add_credit(record.running, number % 5)
             elif name == "truncate":
@@ -114,8 +115,10 @@ class Clients:
         tokens = event.tokens if isinstance(event, StreamTokens) else [event.token]
         for token in tokens:
             if isinstance(event, StreamTokens):
-                assert record.sampled is not None
-                record.tokens.append(record.sampled)
+                token_in = record.sampled if record.named is None else record.named
+                assert token_in is not None
+                record.tokens.append(token_in)
+                record.named = None
             elif isinstance(event, StepDone):
                 record.tokens.append(record.appended)
             assert token == (self.engine.expected_token(record.tokens) if record.tokens else None)
