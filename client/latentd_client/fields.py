@@ -115,7 +115,7 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 }
 """Operations of the control socket."""
 
-FEATURES: Final = ("fork",)
+FEATURES: Final = ("fork", "stop_sequences", "stream_token", "resume_stream")
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
 RESERVED_OPS: Final = frozenset({"verify", "export", "adopt", "attend", "reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""

@@ -1,9 +1,9 @@
 """The serving loop: one thread owns the data socket and the engine.
 
 A turn: 1. take all ready messages, admit each alone; 2. one engine run for all of them, after a
-short wait for slots that step in turn with them (`gather`); 3. send what completed; 4. look after
-leases, deadlines, parked replies, the watchdog; 5. with nothing to do, poll for `spin_us` after the
-last message, then block.
+short wait for slots that step in turn with them (`gather`), and the launch of what comes behind it;
+3. send what completed; 4. look after leases, deadlines, parked replies, the watchdog; 5. with
+nothing to do, poll for `spin_us` after the last message, then block.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class RingLayout:
             ("updates", "<i4", (self.max_updates, 4)),
             ("zero_pages", "<i4", (self.zero_capacity,)),
             ("step", "<i8", (1,)),
-            ("padding_2", "<i8", (1,)),
-            ("start_ns", "<i8", (1,)),
             ("end_ns", "<i8", (1,)),
+            ("start_ns", "<i8", (1,)),
+            ("padding_2", "<i8", (1,)),
             ("tokens", "<i4", rows),
             ("logprobs", "<f4", rows),
         ]

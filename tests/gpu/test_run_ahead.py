@@ -57,4 +57,5 @@ def test_a_32k_prompt_beside_streams_has_the_bits_of_one_alone(
 
 def test_the_device_hardly_waits_between_the_steps_of_a_stream(start: Start) -> None:
     idle = ahead_promises.idle_us(start(device="cuda", max_ctx=2000), 1500)
-    assert idle["p50"] <= 3.5
+    assert idle["p50"] <= 3.0
+    assert idle["p99"] <= 6.0

@@ -17,8 +17,11 @@ struct Entry {
   LATENTD_DEVICE const int4* runs() const { return at<int4>(44 * rows + 16); }
   LATENTD_DEVICE const int* zero_pages() const { return at<int>(44 * rows + 16 + 16 * updates); }
   LATENTD_DEVICE char* outputs() const { return base + 44 * rows + 16 + 16 * updates + 4 * zeros; }
-  LATENTD_DEVICE volatile long long* step() const { return reinterpret_cast<volatile long long*>(outputs()); }
-  LATENTD_DEVICE longlong2* clock_ns() const { return reinterpret_cast<longlong2*>(outputs() + 16); }
+  // The number of the step after this one and the clock at its end: one store, which the host sees as a whole.
+  LATENTD_DEVICE void finish(long long step, long long end_ns) const {
+    asm volatile("st.volatile.global.v2.s64 [%0], {%1, %2};" ::"l"(outputs()), "l"(step), "l"(end_ns) : "memory");
+  }
+  LATENTD_DEVICE long long* start_ns() const { return reinterpret_cast<long long*>(outputs() + 16); }
   LATENTD_DEVICE int* tokens() const { return reinterpret_cast<int*>(outputs() + 32); }
   LATENTD_DEVICE float* logprobs() const { return reinterpret_cast<float*>(outputs() + 32 + 4 * rows); }
   template <class T>
@@ -166,11 +169,11 @@ extern "C" __global__ void __launch_bounds__(kStageThreads)
     entry.tokens()[row] = tokens[row];
     entry.logprobs()[row] = logprobs[row];
   }
-  if (threadIdx.x == 0) *entry.clock_ns() = make_longlong2(*start_ns, clock_ns());
+  if (threadIdx.x == 0) *entry.start_ns() = *start_ns;
   __threadfence_system();  // every writer's results reach the host before the step number can
   __syncthreads();
   if (threadIdx.x == 0) {
-    *entry.step() = step + 1;
     *counter = step + 1;
+    entry.finish(step + 1, clock_ns());
   }
 }
