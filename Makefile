@@ -1,4 +1,4 @@
-# make demo | test | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | lint | format
+# make demo | test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -11,7 +11,7 @@ CUDA_SOURCES = $(shell find kernels/latentd_kernels/csrc -name "*.cu" -o -name "
 
 GPU_TESTS ?= tests
 MEMCHECK_SKIP ?= 10944 or 102400 or 8192x2048 or 3072x1536 or 4096x512 or v2-lite or distribution or within_its_bounds or within_the_bounds or before_its_append
-KERNEL_TESTS ?= $(filter-out %bench.py %graphs.py %isolation.py %sameness.py %long_context.py,$(wildcard tests/gpu/test_*.py))
+KERNEL_TESTS ?= $(filter-out %bench.py %branches.py %graphs.py %isolation.py %sameness.py %long_context.py %prefix_cache.py,$(wildcard tests/gpu/test_*.py))
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -25,7 +25,7 @@ SETUP_TEST := $(VENV)/.test
 SETUP_COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: demo test gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
+.PHONY: demo test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
 
 demo: $(SETUP_DAEMON) native-cubins
 	$(PY) -m latentd demo
@@ -33,6 +33,11 @@ demo: $(SETUP_DAEMON) native-cubins
 # The order goes from quick to slow; pytest opens the wheel that was built just before.
 test: lint cubins wheel
 	LATENTD_WHEEL=build/wheel $(PY) -m pytest -m "not gpu"
+
+# Random operations on the engine, without a model or a device.
+SOAK_S ?= 3600
+soak: $(SETUP_TEST)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/soak.py --seconds $(SOAK_S)
 
 gpu-test: $(SETUP_TEST) native-cubins
 	$(PY) -m pytest -m gpu $(GPU_TESTS)

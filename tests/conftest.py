@@ -82,8 +82,8 @@ def tiny_dir(write_config: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def start(tiny_dir: Path) -> Callable[..., Engine]:
-    """Starts engines on the tiny model with random weights, without the self-test; keyword
-    arguments are fields of EngineOptions."""
+    """Starts engines on the tiny model with random weights, without the self-test and the prefix
+    cache; keyword arguments are fields of EngineOptions."""
     import torch
 
     from latentd.backend import start_engine
@@ -91,8 +91,9 @@ def start(tiny_dir: Path) -> Callable[..., Engine]:
 
     torch.set_num_threads(1)  # threads of tiny products only wait for each other
     usual = EngineOptions(
-        tiny_dir, weights="random", device="cpu", max_ctx=300, max_slots=4, selftest=False
-    )
+        tiny_dir, weights="random", device="cpu", max_ctx=300, max_slots=4, selftest=False,
+        prefix_cache=False,
+    )  # fmt: skip
 
     def start(**changes: object) -> Engine:
         return start_engine(replace(usual, **changes), lambda line: None)  # type: ignore[arg-type]

@@ -67,6 +67,7 @@ class FakeBackend:
         self.most_updates = self.most_zero_pages = 0  # ever asked for in one plan
         self.fault: str | None = None  # set it, and the next wait() raises DeviceFault
         self.launches = 0
+        self.copies = 0  # of pages
         self.is_fast = False  # set it, and what is launched is done when somebody looks
         self._clock_ns = 0
         self._page_rows = info.layers * PAGE_SIZE
@@ -119,6 +120,7 @@ class FakeBackend:
         memory = self._memory.reshape(-1, self._page_rows)
         for source, target in plan.moves.copies if plan.moves is not None else ():
             memory[target] = memory[source]
+            self.copies += 1
         for slot_id, first, pages in plan.moves.rows if plan.moves is not None else ():
             self._table[slot_id, first : first + len(pages)] = pages
         for slot_id, first, count, page in plan.updates:
@@ -139,7 +141,7 @@ class FakeEngine(Engine):
 
     def __init__(
         self, info: ModelInfo = FAKE_INFO, pages: int | None = None, prefill_chunk: int = 128,
-        prefill_rows: int = 0, **changes: object,
+        prefill_rows: int = 0, cache: bool = False, **changes: object,
     ) -> None:  # fmt: skip
         """`changes` replace fields of `info`, for example max_ctx=100."""
         info = replace(info, **changes)  # type: ignore[arg-type]
@@ -147,6 +149,8 @@ class FakeEngine(Engine):
         self.fake = FakeBackend(info, pages)
         slots = SlotTable(info.max_slots, info.max_ctx, PagePool(pages))
         super().__init__(info, slots, self.fake, prefill_chunk, prefill_rows)
+        if cache:
+            self.cache_prefixes()
 
     def expected_token(self, tokens: Sequence[int], sampling: SamplingParams | None = None) -> int:
         """What sampling after `tokens` yields."""

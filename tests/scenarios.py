@@ -52,9 +52,11 @@ class Tracked:
     logits: bytes
 
 
-def open_slot(engine: Engine, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Tracked:
+def open_slot(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams = GREEDY, salt: str = ""
+) -> Tracked:
     """Open a slot and run its prompt."""
-    request = engine.admit_open(prompt, sampling, len(prompt) > 0)
+    request = engine.admit_open(prompt, sampling, len(prompt) > 0, salt)
     done = run_all(engine)[-1]
     assert isinstance(done, OpenDone)
     logits = b"" if done.logits is None else done.logits.tobytes()

@@ -69,7 +69,8 @@ class Calls:
 
     def open(
         self, make: Callable[[Header, Sequence[Tensor]], S], prompt: Prompt,
-        sampling: Sampling | None, logits: bool, key: str | None, timeout_s: float | None,
+        sampling: Sampling | None, logits: bool, salt: str, key: str | None,
+        timeout_s: float | None,
     ) -> Script[S]:  # fmt: skip
         """Prefill a prompt. An open given up is cancelled, unless the caller made the key."""
         fields: Header = {"session": self.session, "key": key or secrets.token_hex(8)}
@@ -83,6 +84,8 @@ class Calls:
             fields["sampling"] = sampling_fields(sampling)
         if logits:
             fields["logits"] = True
+        if salt:
+            fields["salt"] = salt
         fields["deadline_s"] = self.limit(timeout_s)
         call = Call("open", fields, raw, timeout_s)
         if key is None:

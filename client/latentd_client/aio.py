@@ -83,12 +83,12 @@ class AsyncClient:
 
     async def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
-        key: str | None = None, timeout_s: float | None = None,
+        salt: str = "", key: str | None = None, timeout_s: float | None = None,
     ) -> AsyncSlot:  # fmt: skip
         """See `Client.open`."""
         script = self._calls.open(
             lambda header, raw: AsyncSlot(self, header, raw),
-            prompt, sampling, logits, key, timeout_s,
+            prompt, sampling, logits, salt, key, timeout_s,
         )  # fmt: skip
         return await self._run(script)
 

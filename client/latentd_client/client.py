@@ -84,17 +84,21 @@ class Client:
 
     def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
-        key: str | None = None, timeout_s: float | None = None,
+        salt: str = "", key: str | None = None, timeout_s: float | None = None,
     ) -> Slot:  # fmt: skip
         """Prefill a prompt (ids as a list, or a numpy integer array [n], which travels raw; may be
-        empty) into a new slot and sample the first token.
+        empty) into a new slot and sample the first token. What the daemon still has of the prompt's
+        beginning is not computed again (`slot.cached_tokens`), with the same bits; prompts share it
+        among those of one `salt` (up to 64 characters), so that nobody learns from the time what
+        others have asked.
 
         With a `key` of your own (up to 64 characters) a call that timed out can be repeated and
         finds its slot. Raises RequestRejected: no_slot, no_pages, context_full, invalid, deadline.
         """
         script = self._calls.open(
-            lambda header, raw: Slot(self, header, raw), prompt, sampling, logits, key, timeout_s
-        )
+            lambda header, raw: Slot(self, header, raw),
+            prompt, sampling, logits, salt, key, timeout_s,
+        )  # fmt: skip
         return self._run(script, timeout_s)
 
     def step(

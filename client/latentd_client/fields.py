@@ -70,6 +70,7 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         Field("prompt", "prompt", 0, 1 << 20),
         _SAMPLING,
         Field("logits", "bool", required=False),
+        Field("salt", "str", 0, 64, required=False),
         _DEADLINE,
     ),
     "step": (_SESSION, *_ROW, _DEADLINE),
@@ -115,11 +116,11 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 }
 """Operations of the control socket."""
 
-FEATURES: Final = ("fork", "stop_sequences", "stream_token", "resume_stream")
+FEATURES: Final = ("fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream")
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
 RESERVED_OPS: Final = frozenset({"verify", "export", "adopt", "attend", "reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""
-RESERVED_FIELDS: Final = frozenset({"mask", "bias", "logprobs", "prompt_logprobs", "salt", "draft"})
+RESERVED_FIELDS: Final = frozenset({"mask", "bias", "logprobs", "prompt_logprobs", "draft"})
 """Fields that would change a result and are not served yet: `unsupported` where they appear."""
 
 

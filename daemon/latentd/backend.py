@@ -58,6 +58,8 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
     if options.selftest:
         with startup.phase("self-test"):
             startup.selftest = run_selftest(engine).require().lines
+    if options.prefix_cache:  # not before the self-test, which computes the same again and again
+        engine.cache_prefixes()
     for name, seconds in startup.phases.items():
         report(f"{name}: {seconds:.2f} s")
     return engine

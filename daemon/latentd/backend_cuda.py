@@ -74,13 +74,19 @@ class CudaBackend:
                 self.runner.decode(bucket)
             else:
                 self.graphs.launch(bucket)
-        except (driver.DriverError, torch.AcceleratorError) as error:
+        except driver.DriverError as error:
             raise DeviceFault(str(error)) from error
 
     def move(self, moves: Moves) -> None:
         """Start the moves of a plan."""
-        with torch.cuda.stream(self._torch_stream):
-            self.runner.move(moves)
+        slab, table = self.runner.buffers.slab, self.runner.buffers.inputs.block_table
+        page_bytes, row_bytes = slab[0].nbytes, table[0].nbytes
+        for source, target in moves.copies:
+            at = slab.data_ptr() + source * page_bytes
+            driver.copy(slab.data_ptr() + target * page_bytes, at, page_bytes, self.stream)
+        for slot_id, first, pages in moves.rows:
+            at = table.data_ptr() + slot_id * row_bytes + first * pages.itemsize
+            driver.upload(at, pages.ctypes.data, pages.nbytes, self.stream)
 
     def wait(self) -> StepOutputs:
         """Wait until the oldest plan's step number appears. Raises DeviceFault."""

@@ -44,15 +44,6 @@ class StepRunner:
         self._stagers[self.launched % len(self._stagers)].stage(plan, bucket)
         self.launched += 1
 
-    def move(self, moves: Moves) -> None:
-        """Copy pages of the slab, then map runs of the block table."""
-        slab, table = self.buffers.slab, self.buffers.inputs.block_table
-        for source, target in moves.copies:
-            slab[target].copy_(slab[source], non_blocking=True)
-        for slot_id, first, pages in moves.rows:
-            run = table[slot_id, first : first + len(pages)]
-            run.copy_(torch.from_numpy(pages), non_blocking=True)
-
     def decode(self, rows: int) -> None:
         """Run a decode step of `rows` rows through the operations, as eager and capture do."""
         b = self.buffers
@@ -99,7 +90,7 @@ class CpuBackend:
         plan, bucket = self._pending.popleft()
         runner = self.runner
         if plan.moves is not None:
-            runner.move(plan.moves)
+            self._move(plan.moves)
         if plan.is_chunk:
             runner.prompt(plan)
         else:
@@ -108,3 +99,10 @@ class CpuBackend:
         assert runner.oldest.step[0] == step, "the step was not published"
         rows = runner.buffers.acts.logits
         return runner.outputs(plan, {row: rows[row].numpy().copy() for row in plan.logit_rows})
+
+    def _move(self, moves: Moves) -> None:
+        slab, table = self.runner.buffers.slab, self.runner.buffers.inputs.block_table
+        for source, target in moves.copies:
+            slab[target] = slab[source]
+        for slot_id, first, pages in moves.rows:
+            table[slot_id, first : first + len(pages)] = torch.from_numpy(pages)

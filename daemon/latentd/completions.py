@@ -77,7 +77,7 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         "context_len": event.context_len,
         "token": event.token,
         "logprob": event.logprob,
-        "cached_tokens": 0,
+        "cached_tokens": request.cached_tokens,
         "seed": request.sampling.seed,
     }
     opened = session.opens[run.key]

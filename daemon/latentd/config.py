@@ -99,6 +99,11 @@ class Config:
         ),
     ] = 0
 
+    prefix_cache: Annotated[
+        bool,
+        Setting("memory", "keep full pages for prompts that begin in the same way", "bool"),
+    ] = True
+
     endpoint: Annotated[str, Setting("server", "data socket", "endpoint")] = DEFAULT_ENDPOINT
     control_endpoint: Annotated[
         str, Setting("server", "control socket; without it, beside the data socket", "endpoint")

@@ -15,6 +15,7 @@ from latentd.engine_launches import Launches
 from latentd.engine_stats import EngineStats
 from latentd.operations import OpenDone, SlotState
 from latentd.plans import OpenTask, StreamTask
+from latentd.prefix_cache import PrefixCache
 from latentd.scheduler import Scheduler
 from latentd.sharing import Sharing
 from latentd.startup import StartupReport
@@ -59,21 +60,26 @@ class Engine:
         self.backend = backend
         page_rows = info.layers * info.page_size
         prefill_rows = min(prefill_rows or prefill_chunk, prefill_chunk)
-        self.scheduler = Scheduler(slots, page_rows, prefill_chunk, prefill_rows)
+        self.sharing = Sharing(slots)
+        self.scheduler = Scheduler(slots, self.sharing, page_rows, prefill_chunk, prefill_rows)
         self.counters = EngineStats(info.buckets)
         self.launches = Launches(slots, self.scheduler, backend, info.buckets, self.counters)
-        self.sharing = Sharing(slots)
         self.admission = Admission(
             slots, self.sharing, self.scheduler, info.vocab_size, self.launches.settle
         )
         self.branches = Branches(slots, self.sharing, self.admission)
 
+    def cache_prefixes(self) -> None:
+        """From now on keep full pages for prompts that begin in the same way."""
+        self.sharing.cache = PrefixCache(self.slots, self.info.fingerprint)
+
     def admit_open(
-        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
-    ) -> OpenRequest:
+        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams,
+        want_logits: bool, salt: str = "",
+    ) -> OpenRequest:  # fmt: skip
         """See EngineProtocol."""
         try:
-            task = self.admission.open(prompt, sampling, want_logits)
+            task = self.admission.open(prompt, sampling, want_logits, salt)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
@@ -199,6 +205,8 @@ class Engine:
         return {
             "kv_pages_total": pool.num_pages,
             "kv_pages_used": pool.num_used,
+            "kv_pages_cached": pool.num_idle,
+            "kv_pages_evicted": pool.num_evicted,
             "slots_total": self.slots.max_slots,
             "slots_used": self.slots.num_used,
             "streams": len(self.scheduler.streams),

@@ -42,9 +42,11 @@ class Admission:
         self._seats = slots.slots
 
     def open(
-        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams, want_logits: bool
-    ) -> OpenTask:
-        """Seat a prompt; an empty one is seated and not queued. Draws the seed if there is none."""
+        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams,
+        want_logits: bool, salt: str,
+    ) -> OpenTask:  # fmt: skip
+        """Seat a prompt, on pages that hold its beginning if there are any; an empty one is seated
+        and not queued. Draws the seed if there is none."""
         token_ids = self._prompt(prompt)
         sampling.validate()
         limit = self.slots.max_ctx - 1
@@ -55,12 +57,17 @@ class Admission:
                 f"(max_ctx {self.slots.max_ctx})",
                 max_ctx=self.slots.max_ctx,
             )
-        self.check_room("the prompt", num_pages(len(token_ids)))
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(64))
         slot = self.slots.take(sampling)
         request = OpenRequest(slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits)
         task = OpenTask(request, slot, token_ids, sampling)
+        self.sharing.begin(task, salt)
+        try:
+            self.check_room("the prompt", num_pages(len(token_ids)) - len(slot.pages))
+        except RequestRejected:
+            self.slots.free(slot)
+            raise
         if len(token_ids):
             slot.task = task
             self.scheduler.opens.append(task)

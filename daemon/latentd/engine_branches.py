@@ -29,10 +29,7 @@ class Branches:
         slot = self.admission.idle_slot(slot_id, epoch, pos)
         if not 0 <= to <= pos:
             raise RequestRejected("invalid", f"to is {to}, must be 0 to {pos} (the length)")
-        slot.length = to
-        slot.token = None
-        slot.borrowed = to % PAGE_SIZE > 0
-        self.slots.cut(slot, to)
+        self.slots.truncate(slot, to)
         return to
 
     def fork(self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None) -> Slot:

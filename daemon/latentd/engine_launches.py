@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from latentd.operations import Failed, OpenDone, StepDone, StreamTokens
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
 from latentd_client.errors import RequestRejected
+from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
     from latentd.engine_stats import EngineStats
@@ -74,6 +75,8 @@ class Launches:
             self.slots.pool.note_launch()
             launches.append(_Launch(plan, bucket, start_s, last is not None))
             self.counters.fold()
+            if self.slots.full:
+                self.slots.note_full()
 
     def _next_plan(self, last: StepPlan | None) -> StepPlan | None:
         """What goes behind the last plan in flight: replays and chunks take turns, a replay first;
@@ -136,8 +139,11 @@ class Launches:
                 slot, length = task.slot, task.pos + 1
                 if slot.task is task:
                     slot.task = None
+                    slot.tokens.append(task.token)
                     slot.token = token
                     slot.length = length
+                    if not length % PAGE_SIZE:
+                        self.slots.full.append(slot)
                 of_row = logits.get(row) if logits else None
                 events.append(StepDone(task, length, token, logprob, of_row))
             elif isinstance(task, StreamTask):
@@ -153,12 +159,16 @@ class Launches:
         if slot.task is not task:
             return
         task.ahead -= plan.rows
+        slot.tokens.frombytes(task.prompt[slot.length : slot.length + plan.rows].tobytes())
         slot.length += plan.rows
+        self.slots.full.append(slot)
         if not plan.is_last:
             return
         slot.task = None
         slot.token = outputs.tokens[0]
         self.counters.tokens += 1
+        if slot.chain:
+            self.counters.note_prompt(task.request.cached_tokens)
         self.events.append(
             OpenDone(
                 task.request, slot.length, slot.token, outputs.logprobs[0], outputs.logits.get(0)
@@ -169,8 +179,11 @@ class Launches:
         request, slot = task.request, task.slot
         task.steps += 1
         request.credit -= 1
+        slot.tokens.append(task.token)
         slot.length += 1
         slot.token = task.token = token
+        if not slot.length % PAGE_SIZE:
+            self.slots.full.append(slot)
         end = None
         if task.meets_stop(token):
             end = "stop"

@@ -50,8 +50,15 @@ class EngineStats:
         self.prompt_tokens = 0
         self.opens = 0
         self.forks = 0
+        self.prefix_queries = self.prefix_hits = self.prefix_hit_tokens = 0
         self.refused: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+
+    def note_prompt(self, cached_tokens: int) -> None:
+        """Count a prompt whose beginning was looked for in the prefix cache."""
+        self.prefix_queries += 1
+        self.prefix_hits += cached_tokens > 0
+        self.prefix_hit_tokens += cached_tokens
 
     def fold(self) -> None:
         """Count the decode launches in `done`; called when there is time, not when one ends."""
@@ -74,6 +81,9 @@ class EngineStats:
             "prompt_tokens": self.prompt_tokens,
             "opens": self.opens,
             "forks": self.forks,
+            "prefix_queries": self.prefix_queries,
+            "prefix_hits": self.prefix_hits,
+            "prefix_hit_tokens": self.prefix_hit_tokens,
             "refused": dict(self.refused),
             "failed": dict(self.failed),
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},

@@ -75,13 +75,15 @@ class ModelInfo:
 
 @dataclass(eq=False, slots=True)
 class OpenRequest:
-    """A prompt on its way in. `slot_id`, `epoch` and the drawn seed are set at admission."""
+    """A prompt on its way in. `slot_id`, `epoch` and the drawn seed are set at admission;
+    `cached_tokens` counts those that need not be computed, and may grow until the first chunk."""
 
     slot_id: int
     epoch: int
     sampling: SamplingParams
     prompt_len: int
     want_logits: bool
+    cached_tokens: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -184,9 +186,11 @@ class EngineProtocol(Protocol):
         prompt: Sequence[int] | NDArray[np.int32],
         sampling: SamplingParams,
         want_logits: bool,
+        salt: str = "",
     ) -> OpenRequest:
-        """Take a slot for a prompt. Refuses: no_slot, no_pages, context_full, invalid (a token id
-        out of range, bad sampling). An empty prompt completes at once with context_len 0."""
+        """Take a slot for a prompt, which begins on pages of prompts of the same salt if it can.
+        Refuses: no_slot, no_pages, context_full, invalid (a token id out of range, bad sampling).
+        An empty prompt completes at once with context_len 0."""
 
     def admit_step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,

@@ -47,6 +47,7 @@ class EngineOptions:
     kv_pages: int | Literal["auto"] = 0
     prefill_chunk: int = 0
     prefill_rows: int = 0
+    prefix_cache: bool = True
     eager: bool = False
     selftest: bool = True  # compare results before serving; only tests leave it out
 

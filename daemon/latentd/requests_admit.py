@@ -39,7 +39,8 @@ def open_slot(
     prompt = _read_prompt(header["prompt"], raw)
     sampling = read_sampling(header)
     logits = bool(header.get("logits"))
-    digest = (_digest(prompt), sampling, logits)
+    salt = header.get("salt") or ""
+    digest = (_digest(prompt), sampling, logits, salt)
     ticket = Ticket(work.outbox, peer, request_id)
     key = header["key"]
     record = session.opened(key, digest)
@@ -51,7 +52,7 @@ def open_slot(
         return None
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
-    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits)
+    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits, salt)
     expires_at = math.inf if deadline_s is None else work.now + deadline_s
     run = OpenRun(session, request, request_id, key, expires_at, [(ticket, 0, False)])
     session.opens[key] = OpenRecord(digest, run)

@@ -13,6 +13,7 @@ from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
     from latentd.plans import Task
+    from latentd.sharing import Sharing
     from latentd.slots import SlotTable
 
 AHEAD: Final = 2
@@ -27,9 +28,11 @@ class Scheduler:
     `prefill_rows` prompt rows run between two replays, and `prefill_chunk` while nobody decodes."""
 
     def __init__(
-        self, slots: SlotTable, page_rows: int, prefill_chunk: int, prefill_rows: int
-    ) -> None:
+        self, slots: SlotTable, sharing: Sharing, page_rows: int, prefill_chunk: int,
+        prefill_rows: int,
+    ) -> None:  # fmt: skip
         self.slots = slots
+        self.sharing = sharing
         self.page_rows = page_rows
         self.prefill_chunk = prefill_chunk
         self.prefill_rows = prefill_rows
@@ -108,6 +111,7 @@ class Scheduler:
             return None
         task = self.opens[0]
         slot = task.slot
+        self.sharing.reuse(task)  # others may have got on since it was admitted
         first = slot.length + task.ahead
         rows = self.prefill_chunk if self.is_quiet else self.prefill_rows
         end = min(first + rows, len(task.prompt))

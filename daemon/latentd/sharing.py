@@ -1,4 +1,5 @@
-"""Pages that several slots own: fork, and the copy before somebody writes into such a page.
+"""Pages that several slots own, or that the prefix cache may give to others: fork, and the copy
+before somebody writes into such a page.
 
 A full page is never written again, so any number of slots may read it. What a slot appends to is
 its own page alone.
@@ -13,6 +14,8 @@ from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
     from latentd.operations import SamplingParams
+    from latentd.plans import OpenTask
+    from latentd.prefix_cache import PrefixCache
     from latentd.slots import Slot, SlotTable
 
 
@@ -22,6 +25,7 @@ class Sharing:
     def __init__(self, slots: SlotTable) -> None:
         self.slots = slots
         self.pool = slots.pool
+        self.cache: PrefixCache | None = None
 
     def fork(self, source: Slot, sampling: SamplingParams) -> Slot:
         """Seat a sequence with the tokens of an idle one. Full pages get one owner more, the last,
@@ -35,21 +39,44 @@ class Sharing:
             self.slots.free(slot)
             raise
         shared = source.pages[:full]
-        for page in shared:
-            self.pool.share(page)
+        self.pool.share(shared)
         self.slots.append_filled(slot, shared + copy, source.pages[full] if copy else -1)
         slot.length, slot.token = source.length, source.token
+        slot.tokens, slot.chain = source.tokens[:], source.chain[:]
         return slot
 
+    def begin(self, task: OpenTask, salt: str) -> None:
+        """Put a new slot on the pages that hold the beginning of its prompt."""
+        if self.cache is not None:
+            self.cache.begin(task.slot, salt)
+            self.reuse(task)
+
+    def reuse(self, task: OpenTask) -> None:
+        """Go on over pages that hold what comes next in a prompt, if there are any (by now)."""
+        if self.cache is not None:
+            task.request.cached_tokens += self.cache.reuse(task.slot, task.prompt)
+
     def own(self, slot: Slot) -> None:
-        """Make a slot that was truncated the only owner of the page that it will append to, by a
-        copy if need be. Raises RequestRejected("no_pages") and changes nothing."""
+        """Make the page that a truncated slot will append to its own, by a copy if need be. Raises
+        RequestRejected("no_pages") and changes nothing."""
         full, rest = divmod(slot.length, PAGE_SIZE)
         assert len(slot.pages) == full + (rest > 0), "a borrowed page is the last one"
-        if rest and self.pool.owners(slot.pages[full]) > 1:
+        if rest and not self._is_only_mine(slot.pages[full]):
             copy = self.pool.claim(1)
             source = slot.pages.pop()
             slot.synced = full
             self.pool.release([source])
             self.slots.append_filled(slot, copy, source)
         slot.borrowed = False
+
+    def _is_only_mine(self, page: int) -> bool:
+        """Whether the owner of a page may write to it. When no page is left for a copy, the cache
+        gives it up."""
+        if self.pool.owners(page) > 1:
+            return False
+        if not self.pool.is_kept(page):
+            return True
+        if self.pool.num_free or self.pool.num_waiting or self.cache is None:
+            return False
+        self.cache.forget(page)
+        return True

@@ -8,15 +8,17 @@ are mapped and copied before that, by `take_moves`.
 from __future__ import annotations
 
 import secrets
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from latentd.slots_check import check_slots
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,15 +38,19 @@ class Moves(NamedTuple):
 
 
 class Slot:
-    """One live sequence. `length` counts appended tokens, `token` is the last sampled one."""
+    """One live sequence. `tokens` are those appended, `length` is their number, `token` is the last
+    sampled one. `chain` holds the digests of the full pages behind that of its beginning; empty
+    without a prefix cache."""
 
-    __slots__ = ("borrowed", "epoch", "length", "mapped", "pages", "sampling", "slot_id", "synced",
-                 "task", "token")  # fmt: skip
+    __slots__ = ("borrowed", "chain", "epoch", "length", "mapped", "pages", "sampling", "slot_id",
+                 "synced", "task", "token", "tokens")  # fmt: skip
 
     def __init__(self, slot_id: int) -> None:
         self.slot_id = slot_id
         self.epoch = 0  # 0: the seat is free
         self.length = 0
+        self.tokens = array("i")
+        self.chain: list[bytes] = []
         self.pages: list[int] = []
         self.token: int | None = None
         self.sampling: SamplingParams | None = None  # with its seed; set by take()
@@ -64,9 +70,12 @@ class SlotTable:
         self.pool = pool
         self.slots = [Slot(slot_id) for slot_id in range(max_slots)]
         self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
-        self._free = list(range(max_slots - 1, -1, -1))
+        self.free_seats = list(range(max_slots - 1, -1, -1))
         self._changed: dict[int, None] = {}  # slots whose device row is out of date, in order
         self._moves = Moves([], [])
+        self.full: list[Slot] = []
+        """Slots of which a page has become full; whoever takes note of that empties it."""
+        self.note_full: Callable[[], None] = self.full.clear
         # 31 random bits above a counter with a random start: never the same twice in a process,
         # and not repeated by the next one.
         self._epoch_prefix = (secrets.randbits(31) or 1) << 32
@@ -75,15 +84,15 @@ class SlotTable:
     @property
     def num_used(self) -> int:
         """Slots in use."""
-        return self.max_slots - len(self._free)
+        return self.max_slots - len(self.free_seats)
 
     def take(self, sampling: SamplingParams) -> Slot:
         """Seat a new, empty sequence. Raises RequestRejected("no_slot")."""
-        if not self._free:
+        if not self.free_seats:
             raise RequestRejected(
                 "no_slot", f"all {self.max_slots} slots are in use; close one or retry later"
             )
-        slot = self.slots[self._free.pop()]
+        slot = self.slots[self.free_seats.pop()]
         self._epoch_count = (self._epoch_count + 1) & 0xFFFF_FFFF
         slot.epoch = self._epoch_prefix | self._epoch_count
         slot.sampling = sampling
@@ -145,13 +154,23 @@ class SlotTable:
         slot.synced = min(slot.synced, keep)
         self._changed[slot.slot_id] = None
 
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Drop the tokens behind the first `length`, and the last sampled one."""
+        if self.full:
+            self.note_full()
+        slot.length, slot.token = length, None
+        slot.borrowed = length % PAGE_SIZE > 0
+        del slot.tokens[length:]
+        del slot.chain[1 + length // PAGE_SIZE :]
+        self.cut(slot, length)
+
     def free(self, slot: Slot) -> None:
         """End the epoch, give back all pages and the seat."""
-        self.cut(slot, 0)
-        slot.epoch = slot.length = 0
-        slot.token = slot.sampling = slot.task = None
-        slot.borrowed = False
-        self._free.append(slot.slot_id)
+        self.truncate(slot, 0)
+        slot.epoch = 0
+        slot.sampling = slot.task = None
+        slot.chain = []
+        self.free_seats.append(slot.slot_id)
 
     def take_updates(self) -> tuple[list[Update], list[int]]:
         """Block-table updates since the last call, and the newly mapped pages, to be zeroed.
@@ -176,21 +195,5 @@ class SlotTable:
         return updates, zero
 
     def check(self) -> None:
-        """Raise AssertionError unless pool, pages and table agree: every row is a slot's pages
-        and then -1, every owner is a slot, and no page is owned without a slot."""
-        self.pool.check()
-        owners = [0] * self.pool.num_pages
-        for slot in self.slots:
-            have = len(slot.pages)
-            row = self.table[slot.slot_id]
-            assert row[:have].tolist() == slot.pages, f"slot {slot.slot_id}: the table differs"
-            assert (row[have:] == -1).all(), f"slot {slot.slot_id}: the tail is not -1"
-            assert slot.length <= have * PAGE_SIZE, f"slot {slot.slot_id}: tokens without a page"
-            assert slot.epoch or not have, f"slot {slot.slot_id}: a free slot owns pages"
-            assert slot.synced <= min(have, slot.mapped), f"slot {slot.slot_id}: sync is ahead"
-            for page in slot.pages:
-                owners[page] += 1
-        for page, count in enumerate(owners):
-            assert count == self.pool.owners(page), f"page {page} has a lost owner"
-        free = [slot.slot_id for slot in self.slots if not slot.epoch]
-        assert sorted(self._free) == free, "the list of free slots differs"
+        """Raise AssertionError unless pool, pages, tokens and table agree."""
+        check_slots(self)

@@ -135,6 +135,17 @@ def synchronize(stream: int) -> None:
     check(cuda.cuStreamSynchronize, stream)
 
 
+def copy(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Copy within the device's memory, behind what is in the stream."""
+    check(cuda.cuMemcpyDtoDAsync, target, source, num_bytes, stream)
+
+
+def upload(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Copy pageable memory of the host to the device, behind what is in the stream. The host's
+    memory has been read on return."""
+    check(cuda.cuMemcpyHtoDAsync, target, source, num_bytes, stream)
+
+
 def is_idle(stream: int) -> bool:
     """True when the stream is empty, False while work runs. Raises what the device has met."""
     (error,) = cuda.cuStreamQuery(stream)

@@ -139,6 +139,16 @@ def test_the_prompt_chunk_follows_the_device_unless_it_is_given(start: Start) ->
     assert (given.startup.prefill_chunk, given.scheduler.prefill_chunk) == (7, 7)
 
 
+def test_the_prefix_cache_starts_empty_behind_the_self_test_and_can_be_left_out(
+    start: Start, tiny_dir: Path
+) -> None:
+    engine = start(prefix_cache=True, selftest=True)
+    assert engine.stats()["kv_pages_cached"] == engine.stats()["prefix_queries"] == 0
+    assert engine.sharing.cache is not None
+    assert start(prefix_cache=False).sharing.cache is None
+    assert EngineOptions(tiny_dir).prefix_cache
+
+
 def test_options_for_a_device_are_a_new_value(tiny_dir: Path) -> None:
     options = EngineOptions(tiny_dir)
     assert [options.for_device(name).prefill_chunk for name in ("cuda", "cpu")] == [512, 32]

@@ -61,6 +61,7 @@ class Device:
         for word in words:
             page = self.table[slot.slot_id, slot.length // PAGE_SIZE]
             self.slab[page, slot.length % PAGE_SIZE] = word
+            slot.tokens.append(word)
             slot.length += 1
 
     def read(self, slot: Slot) -> list[int]:
@@ -105,8 +106,7 @@ def test_random_operations_keep_mirror_device_and_pool_in_step(
                 device.write(slot, words)
                 held[slot_id] += words
         elif name == "cut" and slot_id in held and length <= slot.length:
-            slot.length = length
-            slots.cut(slot, length)
+            slots.truncate(slot, length)
             del held[slot_id][length:]
         elif name == "free" and slot_id in held:
             del held[slot_id]

@@ -1,0 +1,141 @@
+"""Random operations of several clients against a plain record of every slot's tokens."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from latentd.operations import (
+    Failed,
+    OpenRequest,
+    SamplingParams,
+    StepDone,
+    StreamRequest,
+    StreamTokens,
+)
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from fakes import FakeEngine
+    from latentd.operations import Event, StepRequest
+
+NAMES = ("open", "fork", "step", "stream", "credit", "truncate", "close", "cancel", "launch", "run")
+"""What `Clients.act` does."""
+NEED_IDLE = ("fork", "step", "stream", "truncate")
+
+
+@dataclass
+class Record:
+    """What a client knows: its tokens, its slot, the last sampled token, and what runs."""
+
+    tokens: list[int]
+    seat: tuple[int, int]
+    sampled: int | None = None
+    running: OpenRequest | StepRequest | StreamRequest | None = None
+    appended: int = 0  # by the step that runs
+    named: int | None = None  # the first token of the stream that runs
+
+
+@dataclass
+class Clients:
+    """Random clients of one engine, who check every token they get."""
+
+    engine: FakeEngine
+    live: list[Record] = field(default_factory=list)
+
+    def act(self, name: str, who: int, number: int) -> None:
+        """One operation; it may be refused."""
+        engine = self.engine
+        if name == "launch":
+            engine.launch()
+            return
+        if name == "run":
+            for event in engine.run():
+                self.take(event)
+            return
+        with suppress(RequestRejected):
+            if name == "open":
+                prompt = [(number % 3 + n) % 256 for n in range(number % 300)]
+                request = engine.admit_open(prompt, SamplingParams(), False, "ab"[number % 2])
+                seat = request.slot_id, request.epoch
+                self.live.append(Record(prompt, seat, running=request))
+                return
+            if not self.live:
+                return
+            record = self.live[who % len(self.live)]
+            seat = record.seat
+            pos = len(record.tokens)
+            is_unknown = isinstance(record.running, OpenRequest | StreamRequest)
+            if is_unknown and not engine.slot(*seat).busy and name in NEED_IDLE:
+                return  # the event of its end is on its way: the server would not let it through
+            if name == "step":
+                record.running = engine.admit_step(*seat, pos, number % 256, None, False)
+                record.appended = number % 256
+            elif name == "stream":
+                stop = frozenset({number % 256})
+                stream = StreamRequest(*seat, pos, 20, stop, number % 9)
+                token = None if number % 2 else number % 256
+                record.running = engine.admit_stream(stream, token, None)
+                record.named = token
+            elif name == "credit" and isinstance(record.running, StreamRequest):
+                engine.add_credit(record.running, number % 5)
+            elif name == "truncate":
+                del record.tokens[engine.truncate(*seat, pos, number) :]
+                record.sampled = None
+            elif name == "fork":
+                state = engine.fork(*seat, pos, None)
+                assert (state.context_len, state.token) == (pos, record.sampled)
+                fork = Record(list(record.tokens), (state.slot_id, state.epoch), record.sampled)
+                self.live.append(fork)
+            elif name == "close":
+                engine.close(*seat)
+                self.live.remove(record)
+            elif name == "cancel" and isinstance(record.running, OpenRequest | StreamRequest):
+                engine.cancel(record.running)
+
+    def take(self, event: Event) -> None:
+        """Check an event against the record of its slot, if that is still open."""
+        record = next((r for r in self.live if r.running is event.request), None)
+        if record is None:
+            return
+        if isinstance(event, Failed):
+            record.running = None
+            if isinstance(event.request, OpenRequest):
+                self.live.remove(record)
+            return
+        tokens = event.tokens if isinstance(event, StreamTokens) else [event.token]
+        for token in tokens:
+            if isinstance(event, StreamTokens):
+                token_in = record.sampled if record.named is None else record.named
+                assert token_in is not None
+                record.tokens.append(token_in)
+                record.named = None
+            elif isinstance(event, StepDone):
+                record.tokens.append(record.appended)
+            assert token == (self.engine.expected_token(record.tokens) if record.tokens else None)
+            record.sampled = token
+        assert event.context_len == len(record.tokens)
+        if not isinstance(event, StreamTokens) or event.end is not None:
+            record.running = None
+
+
+def check(engine: FakeEngine) -> None:
+    """Free, idle and used pages make up all, and the kept ones are those that can be found."""
+    engine.slots.check()
+    if engine.sharing.cache is not None:
+        engine.sharing.cache.check()
+    pool = engine.slots.pool
+    unowned = len(pool.free_pages()) + pool.num_idle + pool.num_waiting
+    assert pool.num_used + unowned == pool.num_pages
+
+
+def finish(clients: Clients) -> None:
+    """Run what is left, close every slot, and find all pages free or idle."""
+    engine = clients.engine
+    while engine.has_work:
+        clients.act("run", 0, 0)
+    for record in list(clients.live):
+        engine.close(*record.seat)
+    check(engine)
+    assert engine.stats()["kv_pages_used"] == engine.stats()["slots_used"] == 0

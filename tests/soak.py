@@ -1,0 +1,60 @@
+"""Random operations on the fake engine for as long as you like; `make soak`.
+
+    python tests/soak.py [--seconds 3600] [--seed N]
+
+Every 10,000 operations a new engine starts. After each operation the pages are counted and every
+token is compared with the plain record of its slot; a failure names the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+
+from fakes import FakeEngine
+from random_clients import NAMES, Clients, check, finish
+
+OPERATIONS_EACH = 10_000
+"""Of one engine."""
+COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "refused")
+WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2}
+"""How often an operation is drawn; the others once."""
+
+
+def main() -> None:
+    """Soak until the time is over."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    end, seed = time.monotonic() + args.seconds, args.seed
+    total: Counter[str] = Counter()
+    while time.monotonic() < end:
+        print(f"seed {seed}", end="\r", flush=True)
+        total += soak(seed, OPERATIONS_EACH)
+        seed += 1
+    print(f"{(seed - args.seed) * OPERATIONS_EACH} operations: {dict(total)}")
+
+
+def soak(seed: int, operations: int) -> Counter[str]:
+    """Random operations on one engine; how often the rarer things happened."""
+    draw = random.Random(seed)
+    engine = FakeEngine(
+        max_ctx=280, max_slots=4, buckets=(1, 2, 4), pages=draw.randint(5, 18),
+        prefill_chunk=draw.choice((1, 16, 64, 100)), cache=draw.random() < 0.8,
+    )  # fmt: skip
+    clients = Clients(engine)
+    weights = [WEIGHTS.get(name, 1) for name in NAMES]
+    for name in draw.choices(NAMES, weights, k=operations):
+        clients.act(name, draw.randrange(4), draw.randrange(400))
+        check(engine)
+    finish(clients)
+    stats = engine.stats() | {"copies": engine.fake.copies}
+    stats["refused"] = engine.counters.refused.total()
+    return Counter({name: int(str(stats[name])) for name in COUNTED})
+
+
+if __name__ == "__main__":
+    main()
