@@ -193,12 +193,12 @@ def _open_beside(engine: Engine, prompt: Sequence[int], mates: int) -> Outcome:
     return found
 
 
-def idle_us(engine: Engine, steps: int) -> dict[str, float]:
-    """What the device did nothing between the steps of one stream: p50 and p99."""
-    slot = scenarios.open_slot(engine, [1])
+def idle_us(engine: Engine, steps: int, others: int) -> dict[str, float]:
+    """What the device did nothing between the steps of a stream, which others join and leave: p50
+    and p99."""
+    slots = [scenarios.open_slot(engine, [1 + n]) for n in range(1 + others)]
     engine.reset_stats()
-    scenarios.stream(engine, slot, steps)
-    scenarios.close(engine, slot)
+    _stream_beside(engine, slots[0], steps, slots[1:])
     found = engine.stats()["idle_us"]
     assert isinstance(found, dict)
     return found

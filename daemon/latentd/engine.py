@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from latentd.engine_admission import Admission
 from latentd.engine_branches import Branches
-from latentd.engine_launches import Launches
+from latentd.engine_launches import MAX_IN_FLIGHT, Launches
 from latentd.engine_stats import EngineStats
 from latentd.operations import OpenDone, SlotState
 from latentd.plans import OpenTask, StreamTask
@@ -172,11 +172,13 @@ class Engine:
         return bool(launches.events or launches.in_flight or self.scheduler.has_rows)
 
     @property
-    def has_only_steps(self) -> bool:
+    def may_wait(self) -> bool:
         """See EngineProtocol."""
         launches, scheduler = self.launches, self.scheduler
-        others = launches.events or launches.in_flight or scheduler.streams or scheduler.opens
-        return bool(scheduler.steps) and not others
+        if launches.events or len(launches.in_flight) >= MAX_IN_FLIGHT:
+            return False
+        others = scheduler.streams or scheduler.opens
+        return bool(launches.in_flight) or bool(scheduler.steps and not others)
 
     def launch(self) -> None:
         """See EngineProtocol. Raises DeviceFault."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from latentd.runs import StepRun
 
 if TYPE_CHECKING:
+    from latentd.operations import EngineProtocol
     from latentd.sessions import SlotRecord
     from latentd.work import Work
 
@@ -21,9 +22,10 @@ MAX_WAIT_S: Final = 500e-6
 
 class Gather:
     """Whose next step a launch may wait for. The wait ends when all have asked; who does not ask in
-    time is not waited for again."""
+    time is not waited for again. `is_on`: only a loop that may poll waits; asleep, it is late."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
         self.until = 0.0
         """When the wait ends, on the clock that `answered` was given."""
         self._records: list[SlotRecord] = []
@@ -36,8 +38,17 @@ class Gather:
         """Their replies are out; the launch was at `started`."""
         self.until = now + min(MAX_WAIT_S, SHARE * (now - started))
 
-    def lacks(self) -> bool:
-        """Whether a slot that was answered last has not asked again and still can."""
+    @property
+    def has_steps(self) -> bool:
+        """Whether there are steps that will be waited for once they are answered."""
+        return self.is_on and bool(self._records)
+
+    def waits(self, engine: EngineProtocol, now: float) -> bool:
+        """Whether to wait for more rows: a slot that was answered last has not asked again and
+        still can, and the device has work meanwhile, or nobody else has."""
+        return self.is_on and now < self.until and self._lacks() and engine.may_wait
+
+    def _lacks(self) -> bool:
         records = self._records
         while records and (records[-1].running is not None or records[-1].closed_at is not None):
             records.pop()

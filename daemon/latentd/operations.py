@@ -236,8 +236,9 @@ class EngineProtocol(Protocol):
         """Whether run() would do something."""
 
     @property
-    def has_only_steps(self) -> bool:
-        """Whether that would be nothing but single steps: no stream, prompt or event waits."""
+    def may_wait(self) -> bool:
+        """Whether the next launch may wait a little for more rows: the device is at work on the
+        one before it, or only single steps are queued."""
 
     def launch(self) -> None:
         """Start replays of all runnable rows and prompt chunks, up to two in flight. It does not

@@ -68,7 +68,7 @@ class Server:
         self._leases_at = 0.0
         self._retry_at = 0.0
         self._retry_s = RETRY_S
-        self._gather = Gather()
+        self._gather = Gather(options.spin_us > 0)
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
 
@@ -119,7 +119,7 @@ class Server:
                 now = work.now = time.monotonic()
                 self._take(listener)
                 if engine.has_work:
-                    if self._gathers(engine, now):
+                    if self._gather.waits(engine, now):
                         listener.poll(self._gather.until)
                         continue
                     self._run(engine, listener)
@@ -158,22 +158,11 @@ class Server:
         engine.launch()
         gather.launched(work)
         events = engine.finish()
-        if engine.has_work:  # the device is at the next step: who comes now is in the one after it
+        if engine.has_work and not gather.has_steps:  # who has come by now is in the next launch
             self._take(listener, FEW_MESSAGES)
             engine.launch()
         complete(work, events)
         gather.answered(started, time.monotonic())
-
-    def _gathers(self, engine: EngineProtocol, now: float) -> bool:
-        """Whether to wait for more rows. Only a loop that may poll does: asleep, it is late."""
-        gather = self._gather
-        return (
-            now < gather.until
-            and self._options.spin_us > 0
-            and self._stop_at is None
-            and gather.lacks()
-            and engine.has_only_steps
-        )
 
     def _next_turn(self) -> float:
         """When the next turn is due without a message."""
@@ -203,6 +192,7 @@ class Server:
         work = self._work
         if not work.is_draining:
             work.is_draining = True
+            self._gather.is_on = False
             housekeeping.end_lost(work)
             self._set_state("draining")
         if not work.runs and not work.undelivered and not self._outbox.has_parked:

@@ -5,8 +5,9 @@
 
 Prints, for one stream, the time from token to token as its client sees it beside the device's own
 time and its idle time between steps; the steps per second of one client with many streams and of
-as many processes with one each; and the longest time from token to token while a long prompt comes
-in beside, by the rows that run between two steps. v2-lite has random weights made on the device.
+as many processes with one each; the time of a single step beside a stream; and the longest time
+from token to token while a long prompt comes in beside, by the rows that run between two steps.
+v2-lite has random weights made on the device.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> None:
                 if number == 0:
                     measure_one(child.endpoint, args.steps)
                     measure_many(child.endpoint, args.clients, args.steps)
+                    measure_steps(child.endpoint, args.steps)
                 measure_beside(child.endpoint, args.prompt, args.steps, rows)
 
 
@@ -101,6 +103,21 @@ def measure_many(endpoint: str, clients: int, steps: int) -> None:
     times = [time_us for _, _, times in results for time_us in times]
     print(f"{clients} streams, steps a second: { ({k: round(v, 1) for k, v in rates.items()}) }")
     print(f"    token to token in the processes us {shape(times)}", flush=True)
+
+
+def measure_steps(endpoint: str, steps: int) -> None:
+    """A client that steps, beside a stream of another process."""
+    process, ready = start_stream(endpoint, 10)
+    ready.wait(60)
+    with Client(endpoint) as client, client.open(prompt(1)) as slot:
+        times = []
+        for _ in range(steps // 4):
+            begin = time.perf_counter()
+            slot.step()
+            times.append((time.perf_counter() - begin) * 1e6)
+    process.terminate()
+    process.join()
+    print(f"single steps beside a stream: us {shape(times)}", flush=True)
 
 
 def measure_beside(endpoint: str, length: int, steps: int, rows: str) -> None:

@@ -55,7 +55,11 @@ def test_a_32k_prompt_beside_streams_has_the_bits_of_one_alone(
     ahead_promises.chunks_beside_streams_change_no_bit(engine, 32_500, (128, 100))
 
 
-def test_the_device_hardly_waits_between_the_steps_of_a_stream(start: Start) -> None:
-    idle = ahead_promises.idle_us(start(device="cuda", max_ctx=2000), 1500)
+@pytest.mark.parametrize("others", [0, 5])
+def test_the_device_hardly_waits_between_steps_whoever_joins_and_leaves(
+    start: Start, others: int
+) -> None:
+    engine = start(device="cuda", max_ctx=2000, max_slots=6)
+    idle = ahead_promises.idle_us(engine, 1500, others)
     assert idle["p50"] <= 3.0
     assert idle["p99"] <= 6.0

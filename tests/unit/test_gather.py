@@ -57,6 +57,18 @@ def test_two_clients_that_step_in_turn_share_their_launches(endpoint: str) -> No
 
 
 @pytest.mark.usefixtures("patient")
+def test_who_steps_beside_a_stream_is_in_every_second_launch(endpoint: str) -> None:
+    engine = SlowEngine()
+    with serving(endpoint, engine, spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
+        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        one.send("stream", **seat(first), max_steps=500, credit=500)
+        step(two, second, 1)
+        before = engine.fake.launches
+        step(two, {**second, "context_len": second["context_len"] + 1}, 15)
+        assert engine.fake.launches - before <= 33
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("goes", ["closes its slot", "streams"])
 def test_who_will_not_step_again_is_not_waited_for(endpoint: str, goes: str) -> None:
     with serving(endpoint, SlowEngine(), spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
@@ -99,7 +111,7 @@ def test_a_daemon_that_may_not_poll_waits_for_nobody(endpoint: str) -> None:
 
 
 def test_the_wait_is_a_part_of_the_step_and_bounded() -> None:
-    window = gather.Gather()
+    window = gather.Gather(True)
     window.answered(started=10.0, now=10.001)
     assert window.until == pytest.approx(10.001 + 0.15e-3)
     window.answered(started=10.0, now=11.0)
