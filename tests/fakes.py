@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentd.backend_steps import seat_limits
 from latentd.engine import Engine
+from latentd.extras import Scores
 from latentd.operations import DeviceFault, ModelInfo
 from latentd.pages import PagePool
 from latentd.plans import StepOutputs, StepPlan
 from latentd.slots import SlotTable
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
+from latentd_kernels.reference.limits import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from latentd.limits import Limits
     from latentd.operations import SamplingParams
+    from latentd.scoring import ScorePlan
 
 FAKE_INFO = ModelInfo(
     name="fake",
@@ -73,6 +78,7 @@ class FakeBackend:
         self._page_rows = info.layers * PAGE_SIZE
         self._table = np.full((info.max_slots, num_pages(info.max_ctx)), -1, np.int32)
         self._memory = np.full(pages * self._page_rows, -1, np.int64)  # token id by kv_row
+        self._limits: dict[int, Limits | None] = {}
         self._last = [-1] * info.max_slots  # what each slot sampled last
         self._pending: deque[tuple[StepPlan, frozenset[int]]] = deque()  # and their slots' pages
 
@@ -97,6 +103,7 @@ class FakeBackend:
             raise DeviceFault(self.fault)
         plan, _ = self._pending.popleft()
         self._prepare(plan)
+        self._limits |= plan.limits
         outputs = StepOutputs([], [], {}, self._clock_ns, self._clock_ns + 10_000)
         self._clock_ns += 11_000
         slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
@@ -108,12 +115,16 @@ class FakeBackend:
             sampling = plan.sampling[0 if plan.is_chunk else row]
             tokens = self._tokens(slots[row], int(plan.context_len[row]))
             seed = sampling.seed if sampling.temperature > 0 else 0
-            outputs.tokens.append(next_token(tokens, self.info.vocab_size, seed or 0))
+            outputs.tokens.append(self._choose(slots[row], tokens, seed or 0))
             self._last[slots[row]] = outputs.tokens[-1]
             outputs.logprobs.append(-float(outputs.tokens[-1]) / self.info.vocab_size)
             out_row = len(outputs.tokens) - 1
             if out_row in plan.logit_rows:
-                outputs.logits[out_row] = fake_logits(tokens, self.info.vocab_size)
+                outputs.logits[out_row] = self._logits(slots[row], tokens)
+        if plan.scores is not None:
+            outputs.scores = self._scores(plan, plan.scores)
+        if plan.prompt_scores is not None:
+            outputs.prompt_scores = self._scores(plan, plan.prompt_scores)
         return outputs
 
     def _prepare(self, plan: StepPlan) -> None:
@@ -126,6 +137,28 @@ class FakeBackend:
         for slot_id, first, count, page in plan.updates:
             self._table[slot_id, first : first + count] = page
         memory[plan.zero_pages] = -1
+
+    def _choose(self, slot_id: int, tokens: list[int], seed: int) -> int:
+        """`next_token`, or within limits the likeliest one."""
+        if self._limits.get(slot_id) is None:
+            return next_token(tokens, self.info.vocab_size, seed)
+        return int(self._logits(slot_id, tokens).argmax())
+
+    def _logits(self, slot_id: int, tokens: list[int]) -> np.ndarray:
+        logits, limits = fake_logits(tokens, self.info.vocab_size), self._limits.get(slot_id)
+        return logits if limits is None else within(logits, seat_limits(limits))
+
+    def _scores(self, plan: StepPlan, asked: ScorePlan) -> Scores:
+        """The likeliest tokens are those of `fake_logits`, whose values pass for logarithms."""
+        vocab, rows = self.info.vocab_size, range(asked.first, asked.first + asked.rows)
+        slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
+        logits = np.stack(
+            [fake_logits(self._tokens(slots[r], int(plan.context_len[r])), vocab) for r in rows]
+        )
+        top = np.argsort(-logits, axis=1, kind="stable")[:, : asked.top].astype(np.int32)
+        targets = [0] * asked.rows if asked.targets is None else asked.targets
+        each = np.arange(asked.rows)
+        return Scores(top, logits[each[:, None], top], logits[each, targets])
 
     def _tokens(self, slot_id: int, length: int) -> list[int]:
         pos = np.arange(length)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 import attention_case
@@ -18,6 +19,7 @@ from latentd_kernels import hopper_linear as hopper_linear_launches
 from latentd_kernels.cuda_ops import CudaOps
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
+from latentd_kernels.limits import LimitRing, SeatLimits
 from latentd_kernels.linear_plan import WHOLE, WholeKernel, parse
 from latentd_kernels.linear_table import MEASURED
 from latentd_kernels.moe_workspace import allocate_moe_workspace
@@ -190,7 +192,14 @@ def sampling(vocab: int, top_k: int, top_p: float, min_p: float) -> Callable[[Ca
         ops.inputs.top_k.fill_(top_k)
         ops.inputs.top_p.fill_(top_p)
         ops.inputs.min_p.fill_(min_p)
-        ops.sample(card.randn(2, vocab, dtype=torch.float32), 0, 2)
+        limits = ops.ring.limits = LimitRing(vocab, 128, 2, card.device)
+        ids, mask = np.arange(9, dtype=np.int32), np.full(limits.mask_words, 0x5555, np.uint32)
+        limits.write(0, [(1, SeatLimits(ids, np.ones(9, np.float32), mask))])
+        ops.place_limits(1, 0)
+        logits = card.randn(2, vocab, dtype=torch.float32)
+        ops.sample(logits, 0, 2, limited=False)
+        ops.sample(logits, 0, 2)
+        ops.score(logits, 0, 2, 0, 20, 0)
 
     return run
 

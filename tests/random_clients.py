@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from latentd.operations import (
     Failed,
+    OpenDone,
     OpenRequest,
     SamplingParams,
     StepDone,
     StreamRequest,
     StreamTokens,
+    VerifyRequest,
 )
 from latentd_client.errors import RequestRejected
 
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
     from fakes import FakeEngine
     from latentd.operations import Event, StepRequest
 
-NAMES = ("open", "fork", "step", "stream", "credit", "truncate", "close", "cancel", "launch", "run")
+NAMES = ("open", "fork", "step", "stream", "verify", "credit", "truncate", "close", "cancel",
+         "launch", "run")  # fmt: skip
 """What `Clients.act` does."""
-NEED_IDLE = ("fork", "step", "stream", "truncate")
+NEED_IDLE = ("fork", "step", "stream", "truncate", "verify")
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Record:
     tokens: list[int]
     seat: tuple[int, int]
     sampled: int | None = None
-    running: OpenRequest | StepRequest | StreamRequest | None = None
+    running: OpenRequest | StepRequest | StreamRequest | VerifyRequest | None = None
     appended: int = 0  # by the step that runs
     named: int | None = None  # the first token of the stream that runs
 
@@ -78,6 +81,10 @@ class Clients:
                 token = None if number % 2 else number % 256
                 record.running = engine.admit_stream(stream, token, None)
                 record.named = token
+            elif name == "verify":
+                draft = self.guess(record, number % 5) if record.sampled is not None else ()
+                verify = VerifyRequest(*seat, pos, draft, frozenset())
+                record.running, record.named = engine.admit_verify(verify, None, None), None
             elif name == "credit" and isinstance(record.running, StreamRequest):
                 engine.add_credit(record.running, number % 5)
             elif name == "truncate":
@@ -94,6 +101,14 @@ class Clients:
             elif name == "cancel" and isinstance(record.running, OpenRequest | StreamRequest):
                 engine.cancel(record.running)
 
+    def guess(self, record: Record, right: int) -> tuple[int, ...]:
+        """So many tokens that will be sampled, and a wrong one."""
+        assert record.sampled is not None
+        tokens = [*record.tokens, record.sampled]
+        for _ in range(right + 1):
+            tokens.append(self.engine.expected_token(tokens))
+        return (*tokens[len(record.tokens) + 1 : -1], (tokens[-1] + 1) % 256)
+
     def take(self, event: Event) -> None:
         """Check an event against the record of its slot, if that is still open."""
         record = next((r for r in self.live if r.running is event.request), None)
@@ -104,9 +119,10 @@ class Clients:
             if isinstance(event.request, OpenRequest):
                 self.live.remove(record)
             return
-        tokens = event.tokens if isinstance(event, StreamTokens) else [event.token]
+        is_one = isinstance(event, OpenDone | StepDone)
+        tokens = [event.token] if isinstance(event, OpenDone | StepDone) else event.tokens
         for token in tokens:
-            if isinstance(event, StreamTokens):
+            if not is_one:
                 token_in = record.sampled if record.named is None else record.named
                 assert token_in is not None
                 record.tokens.append(token_in)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentd.extras import NO_EXTRAS
 from latentd.operations import OpenDone, SamplingParams, StepDone, StreamRequest, StreamTokens
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.engine import Engine
+    from latentd.extras import Extras
     from latentd.operations import Event, OpenRequest
 
 GREEDY = SamplingParams()
@@ -102,10 +104,18 @@ def close(engine: Engine, slot: Tracked) -> None:
     engine.close(slot.request.slot_id, slot.request.epoch)
 
 
+def start_stream(
+    engine: Engine, seat: tuple[int, int], pos: int, steps: int, extras: Extras = NO_EXTRAS
+) -> StreamRequest:
+    """Queue a stream of `steps` steps."""
+    request = StreamRequest(*seat, pos, steps, NO_STOP, steps, extras=extras)
+    return engine.admit_stream(request, None, None)
+
+
 def stream(engine: Engine, slot: Tracked, steps: int) -> list[int]:
     """Tokens of a stream of `steps` steps."""
     seat = slot.request.slot_id, slot.request.epoch
-    engine.admit_stream(StreamRequest(*seat, slot.length, steps, NO_STOP, steps), None, None)
+    start_stream(engine, seat, slot.length, steps)
     tokens = []
     for event in run_all(engine):
         assert isinstance(event, StreamTokens)

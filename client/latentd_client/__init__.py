@@ -13,8 +13,16 @@ from latentd_client.errors import (
     ProtocolError,
     RequestRejected,
 )
+from latentd_client.ngram import Drafter, NgramDrafter
 from latentd_client.protocol import DEFAULT_ENDPOINT
-from latentd_client.results import DaemonInfo, Sampling, Step
+from latentd_client.results import (
+    DaemonInfo,
+    PromptLogprobs,
+    Sampling,
+    Step,
+    TokenLogprob,
+    Verified,
+)
 from latentd_client.slot import Slot
 
 __all__ = [
@@ -27,11 +35,16 @@ __all__ = [
     "Control",
     "DaemonInfo",
     "DeadlineExceeded",
+    "Drafter",
     "LatentdError",
+    "NgramDrafter",
+    "PromptLogprobs",
     "ProtocolError",
     "RequestRejected",
     "Sampling",
     "Slot",
     "Step",
+    "TokenLogprob",
+    "Verified",
     "__version__",
 ]

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from latentd_client import packed, protocol
+from latentd_client._asked import NOTHING, name_masks, read_step
 from latentd_client._exchange import Call, Pending, Reply, refusal, seconds
-from latentd_client._given import raw_prompt, sampling_fields, token_ids, whole
-from latentd_client._slot import BaseSlot, read_step, slot_pairs
+from latentd_client._given import raw_prompt, token_ids, whole
+from latentd_client._slot import BaseSlot, slot_pairs
 from latentd_client._streaming import settle
 from latentd_client._version import __version__
 from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
-from latentd_client.results import DaemonInfo, Sampling, Step
+from latentd_client.results import DaemonInfo, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from latentd_client._given import Prompt
+    from latentd_client._asked import Asked
+    from latentd_client._given import Mask, Prompt
     from latentd_client.protocol import Header, Tensor
 
 T = TypeVar("T")
@@ -69,7 +71,7 @@ class Calls:
 
     def open(
         self, make: Callable[[Header, Sequence[Tensor]], S], prompt: Prompt,
-        sampling: Sampling | None, logits: bool, salt: str, key: str | None,
+        asked: Asked, prompt_logprobs: int | None, salt: str, key: str | None,
         timeout_s: float | None,
     ) -> Script[S]:  # fmt: skip
         """Prefill a prompt. An open given up is cancelled, unless the caller made the key."""
@@ -80,10 +82,9 @@ class Calls:
             fields["prompt"] = {"raw": 0}
         else:
             fields["prompt"] = token_ids(prompt, "prompt")
-        if sampling is not None:
-            fields["sampling"] = sampling_fields(sampling)
-        if logits:
-            fields["logits"] = True
+        fields |= asked.fields(raw)
+        if prompt_logprobs is not None:
+            fields["prompt_logprobs"] = whole(prompt_logprobs, "prompt_logprobs")
         if salt:
             fields["salt"] = salt
         fields["deadline_s"] = self.limit(timeout_s)
@@ -109,28 +110,27 @@ class Calls:
             yield Call("close", {"session": self.session, **seat}, expect=False)
 
     def step(
-        self, slot: BaseSlot, token: int | None, logits: bool, sampling: Sampling | None,
-        timeout_s: float | None,
-    ) -> Script[Step]:  # fmt: skip
+        self, slot: BaseSlot, token: int | None, asked: Asked, timeout_s: float | None
+    ) -> Script[Step]:
         """One step of one slot."""
         if slot._reader is not None:
             yield from settle(self, slot)
-        if (call := self._packed_step(slot, token, logits, sampling, timeout_s)) is None:
-            fields = slot.row(token, logits, sampling)
+        if (call := self._packed_step(slot, token, asked, timeout_s)) is None:
+            raw: list[Tensor] = []
+            fields = slot.row(token, asked, raw)
             fields["session"] = self.session
             fields["deadline_s"] = self.limit(timeout_s)
-            call = Call("step", fields, (), timeout_s)
+            call = Call("step", fields, raw, timeout_s)
         reply = yield call
         if reply.results is not None:
             return slot.take(reply.results[0])
         return slot.advance(read_step(reply.header, reply.raw))
 
     def _packed_step(
-        self, slot: BaseSlot, token: int | None, logits: bool, sampling: Sampling | None,
-        timeout_s: float | None,
-    ) -> Call | None:  # fmt: skip
+        self, slot: BaseSlot, token: int | None, asked: Asked, timeout_s: float | None
+    ) -> Call | None:
         """The same in the fixed layout; None if it does not fit in."""
-        if logits or sampling is not None or len(self._session_bytes) != packed.SESSION_BYTES:
+        if asked is not NOTHING or len(self._session_bytes) != packed.SESSION_BYTES:
             return None
         try:
             seat, pos, token = slot.place(token)
@@ -140,14 +140,15 @@ class Calls:
         return Call("step", {}, (), timeout_s, packed=step)
 
     def step_rows(
-        self, rows: Iterable[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
-    ) -> Script[list[Step]]:
+        self, rows: Iterable[tuple[BaseSlot, int | None]], asked: Asked,
+        masks: Sequence[Mask | None] | None, timeout_s: float | None,
+    ) -> Script[list[Step]]:  # fmt: skip
         """One step of several slots, in one request."""
         pairs = slot_pairs(rows)
         for slot, _ in pairs:
             if slot._reader is not None:
                 yield from settle(self, slot)
-        header, raw, results = yield self._rows_call(pairs, logits, timeout_s)
+        header, raw, results = yield self._rows_call(pairs, asked, masks, timeout_s)
         if results is not None and len(results) == len(pairs):
             return [slot.take(row) for (slot, _), row in zip(pairs, results, strict=True)]
         given = header.get("rows")
@@ -156,20 +157,21 @@ class Calls:
         return self._read_rows(pairs, given, raw)
 
     def _rows_call(
-        self, pairs: Sequence[tuple[BaseSlot, int | None]], logits: bool, timeout_s: float | None
-    ) -> Call:
+        self, pairs: Sequence[tuple[BaseSlot, int | None]], asked: Asked,
+        masks: Sequence[Mask | None] | None, timeout_s: float | None,
+    ) -> Call:  # fmt: skip
         limit_s = self.limit(timeout_s)
-        if not logits and len(self._session_bytes) == packed.SESSION_BYTES:
+        if asked is NOTHING and masks is None and len(self._session_bytes) == packed.SESSION_BYTES:
             with contextlib.suppress(packed.NotPacked):
                 places = [slot.place(token) for slot, token in pairs]
                 steps = packed.pack_steps(self._session_bytes, limit_s, places)
                 return Call("step", {}, (), timeout_s, packed=steps)
-        fields = {
-            "session": self.session,
-            "rows": [slot.row(token, logits, None) for slot, token in pairs],
-            "deadline_s": limit_s,
-        }
-        return Call("step", fields, (), timeout_s)
+        raw: list[Tensor] = []
+        made = [slot.row(token, asked, raw) for slot, token in pairs]
+        if masks is not None:
+            name_masks(masks, made, raw)
+        fields = {"session": self.session, "rows": made, "deadline_s": limit_s}
+        return Call("step", fields, raw, timeout_s)
 
     @staticmethod
     def _read_rows(

@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+Bias: TypeAlias = "Mapping[int, float] | tuple[Iterable[int], Iterable[float]]"
+Mask: TypeAlias = "NDArray[np.bool_] | NDArray[np.uint8] | NDArray[np.uint32]"
 
 MAX_TIMEOUT_S = 1e9
 """Thirty years: neither locks nor the wire know infinity."""
@@ -86,6 +89,29 @@ def sampling_fields(sampling: Sampling) -> Header:
         return sampling.to_wire()
     except ValueError as error:  # an array is neither equal to a default nor different
         raise ProtocolError(f"{sampling!r:.80}: {error}") from None
+
+
+def bias_arrays(bias: Bias) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and values as they travel; the daemon looks at both."""
+    try:
+        ids, values = (bias.keys(), bias.values()) if isinstance(bias, Mapping) else bias
+        whole_ids = np.array([whole(token, "bias: a token") for token in ids], np.int32)
+        return whole_ids, np.array(list(values), np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"bias is {bias!r:.60}, must map token ids to numbers: {error}"
+        raise ProtocolError(text) from None
+
+
+def mask_bits(mask: Mask) -> NDArray[np.uint8 | np.uint32]:
+    """A mask as it travels: bit i % 8 of byte i / 8, or bit i % 32 of word i / 32, allows id i."""
+    if not isinstance(mask, np.ndarray) or mask.ndim != 1:
+        raise ProtocolError(f"mask is {mask!r:.60}, must be a numpy array [n]")
+    if mask.dtype == np.bool_:
+        return np.packbits(mask, bitorder="little")
+    if mask.dtype in (np.uint8, np.uint32):
+        return mask.astype(mask.dtype, copy=False)
+    text = f"mask of dtype {mask.dtype}: give bool [vocab_size], or its bits as uint8 or uint32"
+    raise ProtocolError(text)
 
 
 def data_endpoint(endpoint: str | None) -> str:

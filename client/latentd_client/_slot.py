@@ -5,30 +5,36 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from latentd_client import packed, protocol
-from latentd_client._given import sampling_fields, whole
+from latentd_client import packed
+from latentd_client._asked import read_logits, read_prompt_logprobs, read_top
+from latentd_client._given import whole
 from latentd_client.errors import ProtocolError
-from latentd_client.results import Sampling, Step
+from latentd_client.results import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from latentd_client._asked import Asked
+    from latentd_client._given import Prompt
     from latentd_client._stream import StreamReader
+    from latentd_client.ngram import NgramDrafter
     from latentd_client.protocol import Header, Tensor
+    from latentd_client.results import PromptLogprobs
 
 
 class BaseSlot:
     """What a client knows of one of its slots.
 
     `context_len` counts appended tokens; `token` is the last sampled one (None after an empty
-    prompt or a truncate), `seed` the one in use, `logits` those of the prompt's end if asked for.
+    prompt or a truncate), `seed` the one in use; `logprob`, `logits` and `top` are those of the
+    prompt's end, `prompt_logprobs` those of its tokens, as far as they were asked for. `prompt` is
+    what it was opened with.
     """
 
-    def __init__(self, header: Header, raw: Sequence[Tensor]) -> None:
+    def __init__(self, header: Header, raw: Sequence[Tensor], prompt: Prompt = ()) -> None:
         try:
             self.slot_id: int = header["slot"]
             self.epoch: int = header["epoch"]
@@ -38,13 +44,18 @@ class BaseSlot:
         self.token: int | None = header.get("token")
         self.seed: int | None = header.get("seed")
         self.cached_tokens: int = header.get("cached_tokens", 0)
+        self.logprob: float | None = header.get("logprob")
         self.logits: NDArray[np.float32] | None = read_logits(header, raw)
+        self.top = read_top(header.get("top_tokens", ()), header.get("top_logprobs", ()))
+        self.prompt_logprobs: PromptLogprobs | None = read_prompt_logprobs(header, raw)
+        self.prompt: Prompt = prompt
         self.is_closed = False
         self._packed_seat: bytes | None = None
         with contextlib.suppress(packed.NotPacked):
             self._packed_seat = packed.pack_seat(self.slot_id, self.epoch)
         self._is_forgotten = False  # the daemon no longer has `token`: it must be sent
         self._reader: StreamReader | None = None  # a stream that may still run
+        self._drafter: NgramDrafter | None = None  # of its text, once a stream has asked for it
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"context_len={self.context_len}"
@@ -55,16 +66,14 @@ class BaseSlot:
         """The fields that name this slot in a request."""
         return {"slot": self.slot_id, "epoch": self.epoch}
 
-    def row(self, token: int | None, logits: bool, sampling: Sampling | None) -> Header:
-        """The fields of one step."""
+    def row(self, token: int | None, asked: Asked, raw: list[Tensor]) -> Header:
+        """The fields of one step, whose tensors are put behind `raw`."""
         row = {"slot": self.slot_id, "epoch": self.epoch, "pos": self.context_len}
         if token is None and self._is_forgotten:
             token = self.token
         if token is not None:
             row["token"] = whole(token, "token")
-        if logits:
-            row["logits"] = True
-        return {**row, "sampling": sampling_fields(sampling)} if sampling is not None else row
+        return row | asked.fields(raw)
 
     def place(self, token: int | None) -> tuple[bytes, int, int]:
         """The fields of one step that asks for nothing else, for `packed`. Without a token it names
@@ -98,23 +107,3 @@ def slot_pairs(rows: Iterable[tuple[BaseSlot, int | None]]) -> list[tuple[BaseSl
     except (TypeError, ValueError):
         pass
     raise ProtocolError(f"rows are {rows!r:.60}, must be pairs of a slot and a token or None")
-
-
-def read_logits(header: Header, raw: Sequence[Tensor]) -> NDArray[np.float32] | None:
-    """The logits that a reply's fields name, if they name any: float32 [vocab_size], read-only."""
-    picked = protocol.pick_raw(header.get("logits"), raw)
-    return None if picked is None else np.asarray(picked, np.float32)
-
-
-def read_step(header: Header, raw: Sequence[Tensor]) -> Step:
-    """A step from a reply's or a row's fields. Raises ProtocolError when one is missing."""
-    try:
-        return Step(
-            header["token"],
-            header["context_len"],
-            header["logprob"],
-            read_logits(header, raw) if "logits" in header else None,
-            bool(header.get("replayed")),
-        )
-    except KeyError as error:
-        raise ProtocolError(f"the daemon's reply to step lacks {error}") from None

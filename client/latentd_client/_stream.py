@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from latentd_client._asked import read_top
 from latentd_client.errors import ConnectionLost, ProtocolError, RequestRejected
 from latentd_client.results import Step
 
@@ -54,6 +55,11 @@ class StreamReader:
                 Step(token, pos + i, logprob, None, replayed)
                 for i, (token, logprob) in enumerate(pairs)
             ]
+            if "top_tokens" in header:
+                tops = zip(header["top_tokens"], header["top_logprobs"], strict=True)
+                steps = [
+                    step._replace(top=read_top(*top)) for step, top in zip(steps, tops, strict=True)
+                ]
             if self._next_pos not in (None, pos):
                 raise ConnectionLost(
                     f"the stream goes on at length {pos} after {self._next_pos}: a frame was lost "

@@ -9,22 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd_client._exchange import Call
-from latentd_client._given import id_lists, sampling_fields, token_ids, whole
+from latentd_client._given import id_lists, token_ids, whole
 from latentd_client._stream import StreamReader
 from latentd_client.errors import ConnectionLost, RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from latentd_client._asked import Asked
     from latentd_client._calls import Calls, Script
     from latentd_client._slot import BaseSlot
-    from latentd_client.protocol import Header
-    from latentd_client.results import Sampling, Step
+    from latentd_client.protocol import Header, Tensor
+    from latentd_client.results import Step
 
 
 def stream(
     calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int],
-    stop_sequences: Iterable[Iterable[int]], credit: int | None, sampling: Sampling | None,
+    stop_sequences: Iterable[Iterable[int]], credit: int | None, asked: Asked,
     timeout_s: float | None,
 ) -> Script[StreamReader]:  # fmt: skip
     """Start a stream on a slot."""
@@ -38,9 +39,9 @@ def stream(
     if sequences := id_lists(stop_sequences, "stop_sequences"):
         fields["stop_sequences"] = sequences
     fields["deadline_s"] = calls.limit(timeout_s)
-    if sampling is not None:
-        fields["sampling"] = sampling_fields(sampling)
-    return (yield from _read("stream", calls, slot, fields, credit, timeout_s))
+    raw: list[Tensor] = []
+    fields |= asked.fields(raw)
+    return (yield from _read("stream", calls, slot, fields, raw, credit, timeout_s))
 
 
 def resume(
@@ -48,17 +49,17 @@ def resume(
 ) -> Script[StreamReader]:
     """Go on with the slot's stream behind the last step that its caller has got."""
     fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
-    return (yield from _read("resume", calls, slot, fields, credit, timeout_s))
+    return (yield from _read("resume", calls, slot, fields, (), credit, timeout_s))
 
 
 def _read(
-    op: str, calls: Calls, slot: BaseSlot, fields: Header, credit: int | None,
-    timeout_s: float | None,
+    op: str, calls: Calls, slot: BaseSlot, fields: Header, raw: Sequence[Tensor],
+    credit: int | None, timeout_s: float | None,
 ) -> Script[StreamReader]:  # fmt: skip
     """Send a request that is answered by frames, and take the first."""
     assert calls.info is not None
     window = min(calls.info.credits, 64) if credit is None else whole(credit, "credit")
-    call = Call(op, {**fields, "credit": window}, (), timeout_s, is_kept=True)
+    call = Call(op, {**fields, "credit": window}, raw, timeout_s, is_kept=True)
     before, slot._reader = slot._reader, StreamReader(window, call)
     try:
         reply = yield call

@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._aio_link import AsyncLink, forget
+from latentd_client._asked import asked
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call
 from latentd_client._given import data_endpoint
@@ -20,12 +21,12 @@ from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from latentd_client._calls import Script
     from latentd_client._exchange import Pending, Reply
-    from latentd_client._given import Prompt
+    from latentd_client._given import Bias, Mask, Prompt
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -83,21 +84,25 @@ class AsyncClient:
 
     async def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
-        salt: str = "", key: str | None = None, timeout_s: float | None = None,
+        logprobs: int = 0, prompt_logprobs: int | None = None, bias: Bias | None = None,
+        mask: Mask | None = None, salt: str = "", key: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncSlot:  # fmt: skip
         """See `Client.open`."""
         script = self._calls.open(
-            lambda header, raw: AsyncSlot(self, header, raw),
-            prompt, sampling, logits, salt, key, timeout_s,
+            lambda header, raw: AsyncSlot(self, header, raw, prompt), prompt,
+            asked(sampling, logits, logprobs, bias, mask), prompt_logprobs, salt, key, timeout_s,
         )  # fmt: skip
         return await self._run(script)
 
     async def step(
         self, rows: Iterable[tuple[AsyncSlot, int | None]], *, logits: bool = False,
+        logprobs: int = 0, masks: Sequence[Mask | None] | None = None,
         timeout_s: float | None = None,
     ) -> list[Step]:  # fmt: skip
         """See `Client.step`."""
-        return await self._run(self._calls.step_rows(rows, logits, timeout_s))
+        extras = asked(None, logits, logprobs)
+        return await self._run(self._calls.step_rows(rows, extras, masks, timeout_s))
 
     async def ping(self, *, timeout_s: float | None = None) -> float:
         """Seconds of one round trip to the engine thread."""

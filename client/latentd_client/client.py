@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
+from latentd_client._asked import asked
 from latentd_client._calls import Calls
 from latentd_client._exchange import MAX_TIMEOUT_S, Call, Pending, seconds
 from latentd_client._given import data_endpoint
@@ -20,11 +21,11 @@ from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError
 from latentd_client.slot import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from latentd_client._calls import Script
-    from latentd_client._given import Prompt
+    from latentd_client._given import Bias, Mask, Prompt
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -84,7 +85,9 @@ class Client:
 
     def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
-        salt: str = "", key: str | None = None, timeout_s: float | None = None,
+        logprobs: int = 0, prompt_logprobs: int | None = None, bias: Bias | None = None,
+        mask: Mask | None = None, salt: str = "", key: str | None = None,
+        timeout_s: float | None = None,
     ) -> Slot:  # fmt: skip
         """Prefill a prompt (ids as a list, or a numpy integer array [n], which travels raw; may be
         empty) into a new slot and sample the first token. What the daemon still has of the prompt's
@@ -92,26 +95,30 @@ class Client:
         among those of one `salt` (up to 64 characters), so that nobody learns from the time what
         others have asked.
 
+        `logits`, `logprobs`, `bias` and `mask` as in `Slot.step`, for that token; `prompt_logprobs`
+        asks for the log-probabilities of the prompt's own tokens (`slot.prompt_logprobs`), and for
+        that many likeliest ones beside each (0 to 20).
         With a `key` of your own (up to 64 characters) a call that timed out can be repeated and
         finds its slot. Raises RequestRejected: no_slot, no_pages, context_full, invalid, deadline.
         """
         script = self._calls.open(
-            lambda header, raw: Slot(self, header, raw),
-            prompt, sampling, logits, salt, key, timeout_s,
+            lambda header, raw: Slot(self, header, raw, prompt), prompt,
+            asked(sampling, logits, logprobs, bias, mask), prompt_logprobs, salt, key, timeout_s,
         )  # fmt: skip
         return self._run(script, timeout_s)
 
     def step(
-        self, rows: Iterable[tuple[Slot, int | None]], *, logits: bool = False,
-        timeout_s: float | None = None,
+        self, rows: Iterable[tuple[Slot, int | None]], *, logits: bool = False, logprobs: int = 0,
+        masks: Sequence[Mask | None] | None = None, timeout_s: float | None = None,
     ) -> list[Step]:  # fmt: skip
         """One step of several slots in one request and one replay: pairs of a slot and the token
-        to append (None: its last sampled one).
+        to append (None: its last sampled one). `masks` are those of the rows (None: all allowed).
 
         When a row is refused the others have run: the RequestRejected of the first refused row
         is raised, and its `detail["rows"]` holds each row's Step or RequestRejected.
         """
-        return self._run(self._calls.step_rows(rows, logits, timeout_s), timeout_s)
+        extras = asked(None, logits, logprobs)
+        return self._run(self._calls.step_rows(rows, extras, masks, timeout_s), timeout_s)
 
     def ping(self, *, timeout_s: float | None = None) -> float:
         """Seconds of one round trip to the engine thread."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 MAX_INT: Final = (1 << 63) - 1
+MAX_LOGPROBS: Final = 20
+"""Most likeliest tokens that are told beside a token."""
 MAX_SEQUENCE: Final = 64
 """Most tokens of a stop sequence."""
 
@@ -23,7 +25,8 @@ class Field:
     """One field: its type and bounds (of the value, or of the length of text and lists).
 
     `kind`: int, float, bool, str, ints (list of ints), id lists (list of lists of 1 to 64 ints),
-    map or list (their own `inner` table), or prompt (list of ints or a raw int32 frame).
+    map or list (their own `inner` table), tensor (a map that names a raw frame, or a row of one),
+    or prompt (list of ints or a tensor).
     """
 
     name: str
@@ -46,12 +49,20 @@ _SEAT: Final = (Field("slot", "int", 0, (1 << 31) - 1), Field("epoch", "int"))
 _POS: Final = Field("pos", "int")
 _SAMPLING: Final = Field("sampling", "map", required=False, inner=SAMPLING)
 _DEADLINE: Final = Field("deadline_s", "float", 0, 1e9, required=False)
+_LOGPROBS: Final = Field("logprobs", "int", 0, MAX_LOGPROBS, required=False)
+_BIAS: Final = (Field("ids", "tensor"), Field("values", "tensor"))
+_LIMITS: Final = (
+    Field("bias", "map", required=False, inner=_BIAS),
+    Field("mask", "tensor", required=False),
+)
 _ROW: Final = (
     *_SEAT,
     _POS,
     Field("token", "int", 0, (1 << 31) - 1, required=False),
     _SAMPLING,
     Field("logits", "bool", required=False),
+    _LOGPROBS,
+    *_LIMITS,
 )
 _SESSION_OPTIONAL: Final = Field("session", "str", 1, 64, required=False)
 _ID: Final = (1 << 64) - 1
@@ -70,6 +81,9 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         Field("prompt", "prompt", 0, 1 << 20),
         _SAMPLING,
         Field("logits", "bool", required=False),
+        _LOGPROBS,
+        *_LIMITS,
+        Field("prompt_logprobs", "int", 0, MAX_LOGPROBS, required=False),
         Field("salt", "str", 0, 64, required=False),
         _DEADLINE,
     ),
@@ -84,6 +98,20 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         Field("stop_sequences", "id lists", 0, 64, required=False),
         Field("credit", "int", 1),
         _SAMPLING,
+        _LOGPROBS,
+        *_LIMITS,
+        _DEADLINE,
+    ),
+    "verify": (
+        _SESSION,
+        *_SEAT,
+        _POS,
+        Field("token", "int", 0, (1 << 31) - 1, required=False),
+        Field("draft", "ints", 0, 127),
+        Field("stop", "ints", 0, 4096, required=False),
+        _SAMPLING,
+        _LOGPROBS,
+        *_LIMITS,
         _DEADLINE,
     ),
     "credit": (_SESSION, Field("stream", "int", 0, _ID), Field("n", "int", 1)),
@@ -116,20 +144,18 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 }
 """Operations of the control socket."""
 
-FEATURES: Final = ("fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream")
+FEATURES: Final = (
+    "fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream", "logprobs",
+    "prompt_logprobs", "bias", "mask", "verify",
+)  # fmt: skip
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
-RESERVED_OPS: Final = frozenset({"verify", "export", "adopt", "attend", "reload"})
+RESERVED_OPS: Final = frozenset({"export", "adopt", "attend", "reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""
-RESERVED_FIELDS: Final = frozenset({"mask", "bias", "logprobs", "prompt_logprobs", "draft"})
-"""Fields that would change a result and are not served yet: `unsupported` where they appear."""
 
 
 def check(table: tuple[Field, ...], header: Header, where: str) -> None:
     """Raise RequestRejected("invalid") naming the first field that is missing, of a wrong type or
-    out of range, or "unsupported" naming a reserved one. Other unknown fields are ignored."""
-    if not RESERVED_FIELDS.isdisjoint(header):
-        name = min(name for name in RESERVED_FIELDS if name in header)
-        raise RequestRejected("unsupported", f"{where}: field {name} is not served by this daemon")
+    out of range. Unknown fields are ignored."""
     for field in table:
         value = header.get(field.name)
         if value is None:
@@ -162,9 +188,10 @@ def _check_other(field: Field, value: object, where: str) -> None:
         if type(value) is not dict:
             raise _invalid(where, field, f"is a {type(value).__name__}, must be a map")
         check(field.inner, value, f"{where}: {field.name}")
-    elif kind == "prompt" and type(value) is dict:
-        if type(value.get("raw")) is not int:
-            raise _invalid(where, field, 'must be a list of ints or {"raw": index}')
+    elif kind == "tensor" or (kind == "prompt" and type(value) is dict):
+        if type(value) is not dict or type(value.get("raw")) is not int:
+            ids = "a list of ints or " if kind == "prompt" else ""
+            raise _invalid(where, field, f'must be {ids}{{"raw": index}}')
     else:
         _check_list(field, value, where)
 

@@ -34,11 +34,16 @@ MAX_DIMS: Final = 8
 """Most dimensions of a raw frame."""
 MAX_ELEMENTS: Final = 1 << 40
 """Largest product of a raw frame's dimensions."""
-RAW_DTYPES: Final = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
+RAW_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "int32": np.dtype("<i4"),
+    "float32": np.dtype("<f4"),
+    "uint8": np.dtype("u1"),
+    "uint32": np.dtype("<u4"),
+}
 """What a raw frame may hold, little-endian."""
 
 Header: TypeAlias = dict[str, Any]
-Tensor: TypeAlias = "NDArray[np.int32] | NDArray[np.float32]"
+Tensor: TypeAlias = "NDArray[np.int32] | NDArray[np.float32] | NDArray[np.uint8 | np.uint32]"
 
 
 def encode(header: Mapping[str, Any], raw: Sequence[Tensor] = ()) -> list[bytes | memoryview]:
@@ -137,13 +142,19 @@ def _array(index: int, description: object, frame: bytes) -> Tensor:
         raise ProtocolError(
             f"raw[{index}] has {len(frame)} bytes, but {name} {shape} takes {expected}"
         )
-    return np.frombuffer(frame, dtype).reshape(shape)  # type: ignore[return-value]
+    return np.frombuffer(frame, dtype).reshape(shape)
 
 
 def pick_raw(value: object, raw: Sequence[Tensor]) -> Tensor | None:
-    """The raw frame that a field's value `{"raw": index}` names; None when it names none."""
-    index = value.get("raw") if isinstance(value, dict) else None
-    return raw[index] if type(index) is int and 0 <= index < len(raw) else None
+    """The raw frame that a field's value `{"raw": index}` names, or with `row` beside it that row
+    of the frame; None when it names none."""
+    if not isinstance(value, dict):
+        return None
+    index, row = value.get("raw"), value.get("row")
+    tensor = raw[index] if type(index) is int and 0 <= index < len(raw) else None
+    if tensor is None or row is None:
+        return tensor
+    return tensor[row] if type(row) is int and tensor.ndim and 0 <= row < len(tensor) else None
 
 
 def has_port(endpoint: str) -> bool:

@@ -38,16 +38,53 @@ class Sampling:
 _GREEDY = Sampling()
 
 
+class TokenLogprob(NamedTuple):
+    """A token that might have been sampled, and its log-probability."""
+
+    token: int
+    logprob: float
+
+
+class PromptLogprobs(NamedTuple):
+    """What `Client.open` tells of a prompt of n tokens with `prompt_logprobs` = k. Row i is about
+    token i given those before it; row 0 is NaN and -1, and so is what lies beyond the possible
+    tokens of a row."""
+
+    logprobs: NDArray[np.float32]  # [n] of the prompt's own tokens
+    top_tokens: NDArray[np.int32]  # [n, k], the likeliest first
+    top_logprobs: NDArray[np.float32]  # [n, k]
+
+
 class Step(NamedTuple):
     """One step's result. `token` was sampled after the append, at length `context_len`; `logprob`
-    is its log-probability; `logits` are float32 [vocab_size] where they were asked for.
-    `replayed`: the daemon had done this step before and repeated its stored reply."""
+    is its log-probability; `logits` are float32 [vocab_size] and `top` the likeliest tokens where
+    they were asked for. `replayed`: the daemon had done this step before and repeated its stored
+    reply."""
 
     token: int
     context_len: int
     logprob: float
     logits: NDArray[np.float32] | None = None
     replayed: bool = False
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Verified(NamedTuple):
+    """What `Slot.verify` has brought: `accepted` tokens of the draft, and a step for each of them
+    and one more, as plain steps would have made them."""
+
+    accepted: int
+    steps: tuple[Step, ...]
+
+    @property
+    def token(self) -> int:
+        """The last sampled token, which is not appended yet."""
+        return self.steps[-1].token
+
+    @property
+    def context_len(self) -> int:
+        """The slot's length now."""
+        return self.steps[-1].context_len
 
 
 @dataclass(frozen=True)

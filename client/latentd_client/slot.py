@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client import _forking, _streaming
+from latentd_client import _drafting, _forking, _streaming
+from latentd_client._asked import asked
 from latentd_client._slot import BaseSlot
 
 if TYPE_CHECKING:
@@ -12,36 +13,46 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from latentd_client._calls import Script
+    from latentd_client._drafting import Draft, DraftReader
+    from latentd_client._given import Bias, Mask, Prompt
     from latentd_client._stream import StreamReader
     from latentd_client.client import Client
     from latentd_client.protocol import Header, Tensor
-    from latentd_client.results import Sampling, Step
+    from latentd_client.results import Sampling, Step, Verified
 
 
 class Slot(BaseSlot):
     """A sequence's seat in the daemon, made by `Client.open`. As a context manager it closes."""
 
-    def __init__(self, client: Client, header: Header, raw: Sequence[Tensor]) -> None:
-        super().__init__(header, raw)
+    def __init__(
+        self, client: Client, header: Header, raw: Sequence[Tensor], prompt: Prompt = ()
+    ) -> None:
+        super().__init__(header, raw, prompt)
         self._client = client
 
     def step(
-        self, token: int | None = None, *, logits: bool = False,
-        sampling: Sampling | None = None, timeout_s: float | None = None,
+        self, token: int | None = None, *, logits: bool = False, logprobs: int = 0,
+        sampling: Sampling | None = None, bias: Bias | None = None, mask: Mask | None = None,
+        timeout_s: float | None = None,
     ) -> Step:  # fmt: skip
         """Append one token (the last sampled one without `token`) and sample the next.
 
-        `logits` asks for float32 [vocab_size]; `sampling` holds for this step only. Raises
+        `logits` asks for float32 [vocab_size], `logprobs` for that many likeliest tokens (up to
+        20); `sampling` holds from this step on, with the slot's seed unless it names one. `bias`
+        (by token id, at most 1024) is added to the logits of this step, and `mask` allows tokens:
+        bool [vocab_size], or its bits (`np.packbits(..., bitorder="little")`, or uint32). Raises
         RequestRejected (context_full, no_pages, busy, ...), DeadlineExceeded, ConnectionLost;
         after the last two the same call may be repeated: nothing is appended twice.
         """
         calls = self._client._calls
-        return self._client._run(calls.step(self, token, logits, sampling, timeout_s), timeout_s)
+        extras = asked(sampling, logits, logprobs, bias, mask)
+        return self._client._run(calls.step(self, token, extras, timeout_s), timeout_s)
 
     def stream(
         self, max_steps: int, stop: Iterable[int] = (), *,
         stop_sequences: Iterable[Iterable[int]] = (), credit: int | None = None,
-        sampling: Sampling | None = None, timeout_s: float | None = None,
+        logprobs: int = 0, sampling: Sampling | None = None, bias: Bias | None = None,
+        mask: Mask | None = None, draft: Draft | None = None, timeout_s: float | None = None,
     ) -> Iterator[Step]:  # fmt: skip
         """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
         (64). Ends after a token of `stop`, or the last one of a sequence of `stop_sequences`; that
@@ -50,15 +61,23 @@ class Slot(BaseSlot):
         A stream that ends for another reason raises RequestRejected after its last step, with the
         code a step would meet: context_full, no_pages, draining, cancelled, epoch_gone.
         Leave the loop whenever you like: the slot then stands where the last step yielded it.
-        `timeout_s` is the longest wait for one step. Raises like `step`.
+        `bias` and `mask` hold for all its tokens. With a `draft` it is a run of `verify`, with the
+        same tokens: "ngram" guesses what followed the last tokens before, or give a `Drafter`. A
+        drafted stream does not run ahead (`credit` means nothing to it). `timeout_s` is the longest
+        wait for one step. Raises like `step`.
         """
-        return self._iterate(
-            _streaming.stream(
-                self._client._calls, self, max_steps, stop, stop_sequences, credit, sampling,
+        calls, extras = self._client._calls, asked(sampling, False, logprobs, bias, mask)
+        if draft is not None:
+            return self._iterate_drafts(
+                _drafting.start(
+                    calls, self, max_steps, stop, stop_sequences, draft, extras, timeout_s
+                ),
                 timeout_s,
-            ),
-            timeout_s,
-        )  # fmt: skip
+            )
+        start = _streaming.stream(
+            calls, self, max_steps, stop, stop_sequences, credit, extras, timeout_s
+        )
+        return self._iterate(start, timeout_s)
 
     def resume_stream(
         self, *, credit: int | None = None, timeout_s: float | None = None
@@ -83,6 +102,31 @@ class Slot(BaseSlot):
         finally:
             if reader.end is None:
                 client._run_now(_streaming.hang_up(calls, self))
+
+    def _iterate_drafts(
+        self, start: Script[DraftReader], timeout_s: float | None
+    ) -> Iterator[Step]:
+        """The same of drafts that are verified."""
+        client = self._client
+        reader = client._run(start, timeout_s)
+        while step := client._run(_drafting.draft_next(client._calls, self, reader), timeout_s):
+            yield step
+
+    def verify(
+        self, draft: Iterable[int], *, token: int | None = None, stop: Iterable[int] = (),
+        logprobs: int = 0, sampling: Sampling | None = None, bias: Bias | None = None,
+        mask: Mask | None = None, timeout_s: float | None = None,
+    ) -> Verified:  # fmt: skip
+        """Run a draft behind the slot's next token (or `token`) in one step, and keep what of it
+        is right: a token of the draft counts if it is the one that plain steps would have sampled,
+        and the tokens that come are those of plain steps, bit for bit.
+
+        The draft may have as many tokens as the largest bucket, less one. A token of `stop` ends
+        it, and is not appended. All else is as in `step`, and holds for every token.
+        """
+        extras = asked(sampling, False, logprobs, bias, mask)
+        script = _drafting.verify(self._client._calls, self, draft, token, stop, extras, timeout_s)
+        return self._client._run(script, timeout_s)
 
     def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
         """Drop all tokens from position `to` on; returns the new length. The next step must name

@@ -63,17 +63,20 @@ class CudaBackend:
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         """Stage the plan and start it."""
+        step = self.runner.launched
         self.runner.stage(plan, bucket)
         self._pending.append(plan)
         try:
             if plan.moves is not None:
                 self.move(plan.moves)
+            self.runner.place_limits(plan, step)
             if plan.is_chunk:
-                self.runner.prompt(plan)
+                self.runner.prompt(plan, step)
             elif self.eager:
                 self.runner.decode(bucket)
             else:
                 self.graphs.launch(bucket)
+            self.runner.score(plan, step)
         except driver.DriverError as error:
             raise DeviceFault(str(error)) from error
 
@@ -94,6 +97,8 @@ class CudaBackend:
         runner, logits = self.runner, {}
         try:
             self._wait_for(runner.oldest.step, runner.completed + 1)
+            for number in runner.score_numbers(plan):
+                self._wait_for(number, runner.completed + 1)
             if plan.logit_rows:
                 logits = self._read_logits(plan.logit_rows)
         except (driver.DriverError, torch.AcceleratorError) as error:

@@ -13,15 +13,18 @@ import torch
 
 from latentd.model.forward import decode_step, prompt_chunk
 from latentd.plans import StepOutputs, StepPlan
+from latentd.scoring import ScoreDesk
 from latentd.stager import Stager
+from latentd_kernels.limits import NO_LIMITS, SeatLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
     from latentd.buffers import StepBuffers
+    from latentd.limits import Limits
     from latentd.model.forward import Model
     from latentd.slots import Moves
     from latentd_kernels.ops import Ops
@@ -38,21 +41,52 @@ class StepRunner:
         self.completed = 0
         ring = buffers.ring
         self._stagers = [Stager(ring.entry(idx)) for idx in range(ring.layout.entries)]
+        self._scores = ScoreDesk(ring.scores)
 
     def stage(self, plan: StepPlan, bucket: int) -> None:
         """Write the plan into the next ring entry."""
-        self._stagers[self.launched % len(self._stagers)].stage(plan, bucket)
+        step = self.launched
+        self._stagers[step % len(self._stagers)].stage(plan, bucket)
+        for asked in (plan.scores, plan.prompt_scores):
+            if asked is not None:
+                self._scores.stage(asked, step)
         self.launched += 1
+
+    def place_limits(self, plan: StepPlan, step: int) -> None:
+        """In front of step number `step`: give slots the limits that its plan names, if any."""
+        if plan.limits:
+            ring = self.buffers.ring.limits
+            assert ring is not None
+            ring.write(step, [(slot, seat_limits(limits)) for slot, limits in plan.limits])
+            self.ops.place_limits(len(plan.limits), step)
 
     def decode(self, rows: int) -> None:
         """Run a decode step of `rows` rows through the operations, as eager and capture do."""
         b = self.buffers
         decode_step(self.ops, self.model, b.acts, b.workspace, b.slab, rows)
 
-    def prompt(self, plan: StepPlan) -> None:
-        """Run a prompt chunk through the operations."""
+    def prompt(self, plan: StepPlan, step: int) -> None:
+        """Run a prompt chunk through the operations, as step number `step`."""
         b = self.buffers
-        prompt_chunk(self.ops, self.model, b.acts, b.workspace, b.slab, plan.rows, plan.is_last)
+        top = None if plan.prompt_scores is None else plan.prompt_scores.top
+        prompt_chunk(
+            self.ops, self.model, b.acts, b.workspace, b.slab, plan.rows, plan.is_last, top,
+            step,
+        )  # fmt: skip
+
+    def score(self, plan: StepPlan, step: int) -> None:
+        """Behind step number `step`: score the rows that it sampled from, if its plan asks."""
+        asked = plan.scores
+        if asked is not None:
+            first = 0 if plan.is_chunk else asked.first
+            logits = self.buffers.acts.logits
+            self.ops.score(logits, first, asked.rows, asked.first, asked.top, step)
+
+    def score_numbers(self, plan: StepPlan) -> Iterator[memoryview]:
+        """What becomes the oldest step's number when its scores are there."""
+        for asked in (plan.scores, plan.prompt_scores):
+            if asked is not None:
+                yield from self._scores.numbers(asked, self.completed)
 
     @property
     def oldest(self) -> Stager:
@@ -61,9 +95,20 @@ class StepRunner:
 
     def outputs(self, plan: StepPlan, logits: dict[int, NDArray[np.float32]]) -> StepOutputs:
         """Read the oldest entry's outputs, which must be complete, and let it go."""
-        entry = self.oldest
+        outputs = self.oldest.outputs(plan, logits)
+        if plan.scores is not None:
+            outputs.scores = self._scores.read(plan.scores, self.completed)
+        if plan.prompt_scores is not None:
+            outputs.prompt_scores = self._scores.read(plan.prompt_scores, self.completed)
         self.completed += 1
-        return entry.outputs(plan, logits)
+        return outputs
+
+
+def seat_limits(limits: Limits | None) -> SeatLimits:
+    """A request's limits as the kernels want them."""
+    if limits is None:
+        return NO_LIMITS
+    return SeatLimits(limits.bias_ids, limits.bias_values, limits.mask)
 
 
 class CpuBackend:
@@ -91,10 +136,12 @@ class CpuBackend:
         runner = self.runner
         if plan.moves is not None:
             self._move(plan.moves)
+        runner.place_limits(plan, runner.completed)
         if plan.is_chunk:
-            runner.prompt(plan)
+            runner.prompt(plan, runner.completed)
         else:
             runner.decode(bucket)
+        runner.score(plan, runner.completed)
         step = runner.completed + 1
         assert runner.oldest.step[0] == step, "the step was not published"
         rows = runner.buffers.acts.logits

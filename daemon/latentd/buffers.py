@@ -16,6 +16,7 @@ from latentd.model.activations import Activations
 from latentd.options import StartError
 from latentd_kernels.attention_workspace import allocate_workspace
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
+from latentd_kernels.limits import LimitRing
 from latentd_kernels.staging import StepRing, allocate_inputs
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class StepBuffers:
         """All buffers on `device`. On the cpu the slab takes memory only where it is written."""
         layout = memory.step_layout(options)
         act = memory.act_dtype(options)
+        limits = LimitRing(config.vocab_size, options.max_slots, layout.entries, device)
         return cls(
-            ring=StepRing(layout, device),
+            ring=StepRing(layout, device, limits),
             inputs=allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), device),
             slab=allocate_slab(config, kv_pages, device, act),
             acts=Activations.allocate(config, options.max_rows, options.max_slots, device, act),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens
-from latentd.replies import step_fields
+from latentd.extras import top_fields
+from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens, VerifyDone
+from latentd.replies import logits_tensor, step_fields
 from latentd.runs import OpenRun, StepRun, StreamRun
 from latentd.sessions import SlotRecord, Stored
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from latentd.extras import Top
     from latentd.operations import Event, Failed
+    from latentd.replies import Tensors
     from latentd.work import Work
     from latentd_client import packed
     from latentd_client.protocol import Header
@@ -25,30 +25,32 @@ def complete(work: Work, events: list[Event]) -> None:
     leave before any record is kept: somebody counts the microseconds."""
     runs = work.runs
     streams: dict[StreamRun, None] = {}
-    done: list[tuple[StepRun, packed.Result, NDArray[np.float32] | None]] = []
+    done: list[tuple[StepRun, packed.Result, Top | None, Tensors | None]] = []
     for event in events:
         if not isinstance(event, StepDone):
             _complete_other(work, event, streams)
             continue
         run = runs.pop(event.request, None)
         if isinstance(run, StepRun):
-            result, logits = (event.context_len, event.token, event.logprob), event.logits
-            done.append((run, result, logits))
+            result, top = (event.context_len, event.token, event.logprob), event.top
+            tensors = logits_tensor(event.logits)
+            done.append((run, result, top, tensors))
             for ticket, index, replayed in run.waiters:
-                if logits is None and not replayed:
+                if top is None and tensors is None and not replayed:
                     ticket.put_plain(index, result)
                 else:
-                    ticket.put(index, step_fields(result), logits, replayed)
+                    ticket.put(index, step_fields(result, top), tensors, replayed)
     for stream in streams:  # once for all that has come of it
         work.deliver(stream)
-    for run, result, logits in done:
+    for run, result, top, tensors in done:
         run.record.running = None
-        run.record.store(run.pos, Stored(run.digest, step_fields(result), logits))
+        run.record.store(run.pos, Stored(run.digest, step_fields(result, top), tensors))
 
 
 def _complete_other(
-    work: Work, event: OpenDone | StreamTokens | Failed, streams: dict[StreamRun, None]
-) -> None:
+    work: Work, event: OpenDone | StreamTokens | VerifyDone | Failed,
+    streams: dict[StreamRun, None],
+) -> None:  # fmt: skip
     run = work.runs.get(event.request)
     if isinstance(event, StreamTokens):
         if isinstance(run, StreamRun):
@@ -57,6 +59,9 @@ def _complete_other(
     elif isinstance(event, OpenDone):
         if isinstance(run, OpenRun):
             _open_done(work, run, event)
+    elif isinstance(event, VerifyDone):
+        if isinstance(run, StepRun):
+            _verify_done(work, run, event)
     elif run is not None:
         _failed(work, event)
 
@@ -80,16 +85,40 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         "cached_tokens": request.cached_tokens,
         "seed": request.sampling.seed,
     }
+    if event.top is not None:
+        results |= event.top.fields()
+    tensors = logits_tensor(event.logits)
+    if event.prompt_scores is not None:
+        tensors = {**(tensors or {}), **event.prompt_scores.tensors()}
     opened = session.opens[run.key]
     opened.run = None
-    opened.stored = Stored(opened.digest, results, event.logits)
+    opened.stored = Stored(opened.digest, results, tensors)
     for ticket, index, replayed in run.waiters:
-        ticket.put(index, results, event.logits, replayed)
+        ticket.put(index, results, tensors, replayed)
+
+
+def _verify_done(work: Work, run: StepRun, event: VerifyDone) -> None:
+    del work.runs[event.request]
+    run.record.running = None
+    results: Header = {
+        "status": "ok",
+        "accepted": len(event.tokens) - 1,
+        "tokens": event.tokens,
+        "token": event.tokens[-1],
+        "logprobs": event.logprobs,
+        "context_len": event.context_len,
+    }
+    if event.tops:
+        results |= top_fields(event.tops)
+    run.record.store(run.pos, Stored(run.digest, results))
+    for ticket, index, replayed in run.waiters:
+        ticket.put(index, results, None, replayed)
 
 
 def _stream_tokens(work: Work, run: StreamRun, event: StreamTokens) -> None:
     run.tokens += event.tokens
     run.logprobs += event.logprobs
+    run.tops += event.tops
     run.context_len = event.context_len
     if event.end is not None:
         run.end = event.end

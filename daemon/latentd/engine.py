@@ -13,12 +13,14 @@ from latentd.engine_admission import Admission
 from latentd.engine_branches import Branches
 from latentd.engine_launches import MAX_IN_FLIGHT, Launches
 from latentd.engine_stats import EngineStats
+from latentd.extras import NO_EXTRAS
 from latentd.operations import OpenDone, SlotState
 from latentd.plans import OpenTask, StreamTask
 from latentd.prefix_cache import PrefixCache
 from latentd.scheduler import Scheduler
 from latentd.sharing import Sharing
 from latentd.startup import StartupReport
+from latentd.verifying import VerifyQueue
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.extras import Extras
     from latentd.operations import (
         Event,
         ModelInfo,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StepRequest,
         StreamRequest,
+        VerifyRequest,
     )
     from latentd.plans import Backend
     from latentd.slots import SlotTable
@@ -61,7 +65,10 @@ class Engine:
         page_rows = info.layers * info.page_size
         prefill_rows = min(prefill_rows or prefill_chunk, prefill_chunk)
         self.sharing = Sharing(slots)
-        self.scheduler = Scheduler(slots, self.sharing, page_rows, prefill_chunk, prefill_rows)
+        self.scheduler = Scheduler(
+            slots, self.sharing, page_rows, prefill_chunk, prefill_rows,
+            VerifyQueue(info.buckets[-1]),
+        )  # fmt: skip
         self.counters = EngineStats(info.buckets)
         self.launches = Launches(slots, self.scheduler, backend, info.buckets, self.counters)
         self.admission = Admission(
@@ -75,27 +82,28 @@ class Engine:
 
     def admit_open(
         self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams,
-        want_logits: bool, salt: str = "",
+        want_logits: bool, salt: str = "", extras: Extras = NO_EXTRAS,
     ) -> OpenRequest:  # fmt: skip
         """See EngineProtocol."""
         try:
-            task = self.admission.open(prompt, sampling, want_logits, salt)
+            task = self.admission.open(prompt, sampling, want_logits, salt, extras)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
         self.counters.opens += 1
         if not len(task.prompt):
-            self.launches.events.append(OpenDone(task.request, 0, None, None, None))
+            self.launches.events.append(
+                OpenDone(task.request, 0, None, None, None, None, task.prompt_scores)
+            )
         return task.request
 
     def admit_step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool,
+        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
     ) -> StepRequest:  # fmt: skip
-        """See EngineProtocol. `sampling` holds for this step only; without a seed it keeps the
-        slot's."""
+        """See EngineProtocol. A `sampling` without a seed keeps the slot's."""
         try:
-            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits)
+            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits, extras)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
@@ -106,6 +114,17 @@ class Engine:
         """See EngineProtocol."""
         try:
             self.admission.stream(request, token, sampling)
+            return request
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+
+    def admit_verify(
+        self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
+    ) -> VerifyRequest:
+        """See EngineProtocol."""
+        try:
+            self.admission.verify(request, token, sampling)
             return request
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
@@ -177,7 +196,7 @@ class Engine:
         launches, scheduler = self.launches, self.scheduler
         if launches.events or len(launches.in_flight) >= MAX_IN_FLIGHT:
             return False
-        others = scheduler.streams or scheduler.opens
+        others = scheduler.streams or scheduler.opens or scheduler.verifies
         return bool(launches.in_flight) or bool(scheduler.steps and not others)
 
     def launch(self) -> None:

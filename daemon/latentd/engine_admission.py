@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from latentd.extras import NO_EXTRAS, PromptScores
 from latentd.operations import OpenRequest
 from latentd.plans import OpenTask, StepTask, StreamTask
+from latentd.verifying import VerifyTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from latentd.operations import SamplingParams, StreamRequest
+    from latentd.extras import Extras
+    from latentd.operations import SamplingParams, StreamRequest, VerifyRequest
     from latentd.scheduler import Scheduler
     from latentd.sharing import Sharing
     from latentd.slots import Slot, SlotTable
@@ -43,7 +46,7 @@ class Admission:
 
     def open(
         self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams,
-        want_logits: bool, salt: str,
+        want_logits: bool, salt: str, extras: Extras = NO_EXTRAS,
     ) -> OpenTask:  # fmt: skip
         """Seat a prompt, on pages that hold its beginning if there are any; an empty one is seated
         and not queued. Draws the seed if there is none."""
@@ -60,14 +63,20 @@ class Admission:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(64))
         slot = self.slots.take(sampling)
-        request = OpenRequest(slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits)
+        request = OpenRequest(
+            slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits, extras=extras
+        )
         task = OpenTask(request, slot, token_ids, sampling)
+        if extras.prompt_top is not None:
+            task.prompt_scores = PromptScores(len(token_ids), extras.prompt_top)
         self.sharing.begin(task, salt)
         try:
             self.check_room("the prompt", num_pages(len(token_ids)) - len(slot.pages))
         except RequestRejected:
             self.slots.free(slot)
             raise
+        if extras.limits is not None:
+            self.slots.limit(slot, extras.limits)
         if len(token_ids):
             slot.task = task
             self.scheduler.opens.append(task)
@@ -75,7 +84,7 @@ class Admission:
 
     def step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool,
+        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
     ) -> StepTask:  # fmt: skip
         """Queue one row and claim its page."""
         slot = self._seats[slot_id] if 0 <= slot_id < len(self._seats) else None
@@ -90,8 +99,10 @@ class Admission:
         assert params is not None
         if slot.borrowed or pos >= len(slot.pages) * PAGE_SIZE:
             self.claim(slot, pos + 1)
-        task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params)
-        slot.task = task
+        task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params, extras=extras)
+        slot.task, slot.sampling = task, params
+        if slot.limits != extras.limits:
+            self.slots.limit(slot, extras.limits)
         self.scheduler.steps.append(task)
         return task
 
@@ -108,9 +119,43 @@ class Admission:
             raise RequestRejected("invalid", f"credit is {request.credit}, must be at least 0")
         params = self._sampling(slot, sampling)
         self.claim(slot, request.pos + 1)
-        task = StreamTask(request, slot, params, token)
-        slot.task = task
+        self._start(slot, task := StreamTask(request, slot, params, token))
         self.scheduler.streams[task] = None
+
+    def verify(
+        self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
+    ) -> None:
+        """Queue the rows of a draft and claim their pages."""
+        slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
+        token = self._next_token(slot, token)
+        self._check_draft(request)
+        params = self._sampling(slot, sampling)
+        task = VerifyTask(request, slot, params, token)
+        self.claim(slot, request.pos + task.rows)
+        self._start(slot, task)
+        self.scheduler.verifies.append(task)
+
+    def _start(self, slot: Slot, task: StreamTask | VerifyTask) -> None:
+        """Let the slot run a task, with what that asks of it."""
+        slot.task, slot.sampling, limits = task, task.sampling, task.request.extras.limits
+        if slot.limits != limits:
+            self.slots.limit(slot, limits)
+
+    def _check_draft(self, request: VerifyRequest) -> None:
+        most, length = self.scheduler.verifies.max_rows - 1, request.pos + 1 + len(request.draft)
+        if len(request.draft) > most:
+            text = f"the draft has {len(request.draft)} tokens, at most {most} fit into a step"
+            raise RequestRejected("invalid", text)
+        for idx, guess in enumerate(request.draft):
+            if not 0 <= guess < self.vocab_size:
+                raise self._bad_token(f"draft[{idx}]", guess)
+        if length > self.slots.max_ctx:
+            raise RequestRejected(
+                "context_full",
+                f"the draft would take the slot to {length} tokens, the limit (max_ctx) is "
+                f"{self.slots.max_ctx}; shorten it",
+                max_ctx=self.slots.max_ctx,
+            )
 
     def claim(self, slot: Slot, length: int) -> None:
         """Own pages for `length` tokens, and alone the one that is appended to. Raises
@@ -209,7 +254,7 @@ class Admission:
 
     @staticmethod
     def _sampling(slot: Slot, sampling: SamplingParams | None) -> SamplingParams:
-        """The parameters of one request; without a seed the slot's own is used."""
+        """The parameters from one request on; without a seed the slot's own is used."""
         assert slot.sampling is not None
         if sampling is None:
             return slot.sampling

@@ -13,13 +13,15 @@ from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from latentd.operations import Failed, OpenDone, StepDone, StreamTokens
+from latentd.operations import Failed, OpenDone, StepDone, StreamTokens, VerifyDone
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
+from latentd.verifying import VerifyTask, count_accepted
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
     from latentd.engine_stats import EngineStats
+    from latentd.extras import Top
     from latentd.operations import Event
     from latentd.plans import Backend, StepOutputs
     from latentd.scheduler import Scheduler
@@ -60,7 +62,7 @@ class Launches:
         """Launch queued rows, up to MAX_IN_FLIGHT plans, and nothing behind one whose logits are
         still to be read."""
         launches, queued = self.in_flight, self.scheduler
-        while queued.steps or queued.streams or queued.opens:  # mostly false after a step
+        while queued.has_queued:  # mostly not after a step
             last = launches[-1].plan if launches else None
             if last is not None and (len(launches) >= MAX_IN_FLIGHT or last.logit_rows):
                 return
@@ -135,6 +137,7 @@ class Launches:
     def _commit_rows(self, plan: StepPlan, outputs: StepOutputs) -> None:
         events, logits, row = self.events, outputs.logits, 0
         for task, token, logprob in zip(plan.tasks, outputs.tokens, outputs.logprobs, strict=True):
+            top = outputs.top(plan, row) if outputs.scores is not None else None
             if isinstance(task, StepTask):
                 slot, length = task.slot, task.pos + 1
                 if slot.task is task:
@@ -145,11 +148,13 @@ class Launches:
                     if not length % PAGE_SIZE:
                         self.slots.full.append(slot)
                 of_row = logits.get(row) if logits else None
-                events.append(StepDone(task, length, token, logprob, of_row))
+                events.append(StepDone(task, length, token, logprob, of_row, top))
             elif isinstance(task, StreamTask):
                 task.ahead -= 1
                 if task.slot.task is task:
-                    self._commit_stream(task, token, logprob)
+                    self._commit_stream(task, token, logprob, top)
+            elif isinstance(task, VerifyTask) and (row == 0 or plan.tasks[row - 1] is not task):
+                self._commit_verify(task, plan, outputs, row)
             row += 1  # noqa: SIM113 (enumerate makes a tuple a row)
 
     def _commit_chunk(self, plan: StepPlan, outputs: StepOutputs) -> None:
@@ -159,6 +164,8 @@ class Launches:
         if slot.task is not task:
             return
         task.ahead -= plan.rows
+        if outputs.prompt_scores is not None and task.prompt_scores is not None:
+            task.prompt_scores.put(slot.length + 1, outputs.prompt_scores)
         slot.tokens.frombytes(task.prompt[slot.length : slot.length + plan.rows].tobytes())
         slot.length += plan.rows
         self.slots.full.append(slot)
@@ -171,11 +178,12 @@ class Launches:
             self.counters.note_prompt(task.request.cached_tokens)
         self.events.append(
             OpenDone(
-                task.request, slot.length, slot.token, outputs.logprobs[0], outputs.logits.get(0)
+                task.request, slot.length, slot.token, outputs.logprobs[0], outputs.logits.get(0),
+                outputs.top(plan, 0), task.prompt_scores,
             )
-        )
+        )  # fmt: skip
 
-    def _commit_stream(self, task: StreamTask, token: int, logprob: float) -> None:
+    def _commit_stream(self, task: StreamTask, token: int, logprob: float, top: Top | None) -> None:
         request, slot = task.request, task.slot
         task.steps += 1
         request.credit -= 1
@@ -197,18 +205,45 @@ class Launches:
             slot.task = None
             self.scheduler.drop(task)
             self.slots.cut(slot, slot.length)  # what it had claimed for a row that is in vain
-        self.events.append(StreamTokens(request, slot.length, [token], [logprob], slot.length, end))
+        tops = [] if top is None else [top]
+        self.events.append(
+            StreamTokens(request, slot.length, [token], [logprob], slot.length, end, tops)
+        )
+
+    def _commit_verify(
+        self, task: VerifyTask, plan: StepPlan, outputs: StepOutputs, first: int
+    ) -> None:
+        """Commit the rows from `first` on up to the first wrong guess; the others leave nothing."""
+        slot, request, end = task.slot, task.request, first + task.rows
+        count = 1 + count_accepted(request.draft, outputs.tokens[first:end], request.stop)
+        rows, length = slice(first, first + count), request.pos + count
+        if slot.task is task:
+            slot.task = None
+            slot.tokens.extend(task.tokens[:count])
+            slot.length = length
+            slot.token = outputs.tokens[rows][-1]
+            self.slots.cut(slot, length)
+            self.slots.full.append(slot)
+        self.counters.drafted += len(request.draft)
+        self.counters.accepted += count - 1
+        tops = [outputs.top(plan, row) for row in range(first, first + count)]
+        self.events.append(
+            VerifyDone(
+                request, length, outputs.tokens[rows], outputs.logprobs[rows],
+                [top for top in tops if top is not None],
+            )
+        )  # fmt: skip
 
     def end(self, slot: Slot, end: str, code: str, message: str) -> None:
         """End the task of a slot at once, whatever of it is in flight: a stream with `end`, others
-        as Failed, but for a launched step, whose result is told all the same."""
+        as Failed, but for launched steps and drafts, whose result is told all the same."""
         task = slot.task
         slot.task = None
         if isinstance(task, StreamTask):
             self.scheduler.drop(task)
             self.events.append(StreamTokens(task.request, slot.length, [], [], slot.length, end))
-        elif isinstance(task, OpenTask | StepTask):
-            if not self.scheduler.drop(task) and isinstance(task, StepTask):
+        elif isinstance(task, OpenTask | StepTask | VerifyTask):
+            if not self.scheduler.drop(task) and not isinstance(task, OpenTask):
                 return
             self.counters.failed[code] += 1
             self.events.append(Failed(task.request, code, message))

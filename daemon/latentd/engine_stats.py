@@ -51,6 +51,7 @@ class EngineStats:
         self.opens = 0
         self.forks = 0
         self.prefix_queries = self.prefix_hits = self.prefix_hit_tokens = 0
+        self.drafted = self.accepted = 0  # tokens of drafts
         self.refused: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
 
@@ -84,6 +85,8 @@ class EngineStats:
             "prefix_queries": self.prefix_queries,
             "prefix_hits": self.prefix_hits,
             "prefix_hit_tokens": self.prefix_hit_tokens,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
             "refused": dict(self.refused),
             "failed": dict(self.failed),
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},

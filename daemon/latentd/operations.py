@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from latentd.extras import NO_EXTRAS
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from latentd.extras import Extras, PromptScores, Top
 
 
 class DeviceFault(Exception):
@@ -84,6 +87,7 @@ class OpenRequest:
     prompt_len: int
     want_logits: bool
     cached_tokens: int = 0
+    extras: Extras = NO_EXTRAS
 
 
 @dataclass(eq=False, slots=True)
@@ -94,6 +98,7 @@ class StepRequest:
     epoch: int
     pos: int
     want_logits: bool
+    extras: Extras = field(default=NO_EXTRAS, kw_only=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +116,22 @@ class StreamRequest:
     stop: frozenset[int]
     credit: int
     stop_sequences: tuple[tuple[int, ...], ...] = ()
+    extras: Extras = NO_EXTRAS
+
+
+@dataclass(eq=False, slots=True)
+class VerifyRequest:
+    """Tokens that may follow the slot's next one, to be run beside it in one step."""
+
+    slot_id: int
+    epoch: int
+    pos: int
+    draft: tuple[int, ...]
+    stop: frozenset[int]
+    extras: Extras = NO_EXTRAS
+
+
+Request = OpenRequest | StepRequest | StreamRequest | VerifyRequest
 
 
 @dataclass(slots=True)
@@ -122,6 +143,8 @@ class OpenDone:
     token: int | None
     logprob: float | None
     logits: NDArray[np.float32] | None
+    top: Top | None = None
+    prompt_scores: PromptScores | None = None
 
 
 @dataclass(slots=True)
@@ -133,11 +156,25 @@ class StepDone:
     token: int
     logprob: float
     logits: NDArray[np.float32] | None
+    top: Top | None = None
+
+
+@dataclass(slots=True)
+class VerifyDone:
+    """A verification committed: `tokens` are the accepted ones of the draft and one more, each
+    sampled where a plain step would have; the last is not appended yet."""
+
+    request: VerifyRequest
+    context_len: int
+    tokens: list[int]
+    logprobs: list[float]
+    tops: list[Top] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class StreamTokens:
-    """Tokens of a stream. `pos` is the slot's length after the first of them was sampled.
+    """Tokens of a stream. `pos` is the slot's length after the first of them was sampled; `tops`
+    has an entry a token where the stream asked for them.
 
     `end` is None while the stream goes on, else "max_steps", "stop", "context_full", "no_pages",
     "cancelled", "closed" or "draining".
@@ -149,19 +186,20 @@ class StreamTokens:
     logprobs: list[float]
     context_len: int
     end: str | None
+    tops: list[Top] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Failed:
     """An admitted request that could not run (for example no_pages in the middle of a prompt)."""
 
-    request: OpenRequest | StepRequest | StreamRequest
+    request: Request
     code: str
     message: str
     detail: dict[str, object] = field(default_factory=dict)
 
 
-Event = OpenDone | StepDone | StreamTokens | Failed
+Event = OpenDone | StepDone | StreamTokens | VerifyDone | Failed
 
 
 @dataclass(frozen=True)
@@ -187,6 +225,7 @@ class EngineProtocol(Protocol):
         sampling: SamplingParams,
         want_logits: bool,
         salt: str = "",
+        extras: Extras = NO_EXTRAS,
     ) -> OpenRequest:
         """Take a slot for a prompt, which begins on pages of prompts of the same salt if it can.
         Refuses: no_slot, no_pages, context_full, invalid (a token id out of range, bad sampling).
@@ -194,16 +233,23 @@ class EngineProtocol(Protocol):
 
     def admit_step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool,
+        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
     ) -> StepRequest:  # fmt: skip
-        """Queue one row. token None appends the last sampled one. Refuses: epoch_gone,
-        position_conflict (detail context_len), busy, context_full, no_pages, invalid."""
+        """Queue one row. token None appends the last sampled one; `sampling` holds from this step
+        on. Refuses: epoch_gone, position_conflict (detail context_len), busy, context_full,
+        no_pages, invalid."""
 
     def admit_stream(
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
     ) -> StreamRequest:
         """Queue a stream that begins with `token` (None: the last sampled one); refuses like
         admit_step."""
+
+    def admit_verify(
+        self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
+    ) -> VerifyRequest:
+        """Queue a row for `token` (None: the last sampled one) and one for each token of the draft;
+        refuses like admit_step."""
 
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """Let a stream produce n more tokens, or with a negative n fewer than it might."""

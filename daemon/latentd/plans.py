@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from latentd.operations import StepRequest
+from latentd.verifying import VerifyTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.extras import PromptScores, Scores, Top
+    from latentd.limits import Limits
     from latentd.operations import OpenRequest, SamplingParams, StreamRequest
+    from latentd.scoring import ScorePlan
     from latentd.slots import Moves, Slot, Update
 
 
@@ -75,16 +79,19 @@ class OpenTask:
     prompt: NDArray[np.int32]
     sampling: SamplingParams
     ahead: int = 0
+    prompt_scores: PromptScores | None = None
 
 
-Task = StepTask | StreamTask | OpenTask
+Task = StepTask | StreamTask | OpenTask | VerifyTask
 
 
 @dataclass(slots=True)
 class StepPlan:
     """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
     sampling each, the rows of a prompt chunk share one. A token id of -1 is the one that the row's
-    slot samples in the launch before. `logit_rows` are output rows."""
+    slot samples in the launch before. `logit_rows` are output rows; `scores` are of rows whose
+    token is sampled, `prompt_scores` of rows of a chunk. `limits` are those of slots that have
+    changed."""
 
     rows: int
     tasks: Sequence[Task]
@@ -99,18 +106,31 @@ class StepPlan:
     updates: list[Update] = field(default_factory=list)
     zero_pages: list[int] = field(default_factory=list)
     moves: Moves | None = None  # before the updates
+    scores: ScorePlan | None = None
+    prompt_scores: ScorePlan | None = None
+    limits: list[tuple[int, Limits | None]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class StepOutputs:
     """What a completed plan produced, by output row (decode: the row; last chunk: row 0), and
-    when it ran, by the device's clock."""
+    when it ran, by the device's clock. Scores are those that it asked for."""
 
     tokens: list[int]
     logprobs: list[float]
     logits: dict[int, NDArray[np.float32]]
     start_ns: int
     end_ns: int
+    scores: Scores | None = None
+    prompt_scores: Scores | None = None
+
+    def top(self, plan: StepPlan, row: int) -> Top | None:
+        """What an output row asked for beside its token."""
+        task, scores = plan.tasks[0 if plan.is_chunk else row], self.scores
+        count = task.request.extras.top
+        if scores is None or plan.scores is None or not count:
+            return None
+        return scores.top(0 if plan.is_chunk else row - plan.scores.first, count)
 
     @property
     def device_us(self) -> float:

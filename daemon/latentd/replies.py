@@ -11,13 +11,18 @@ from latentd_client import packed, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.extras import Top
     from latentd.routing import Frames, Router
     from latentd_client.errors import RequestRejected
-    from latentd_client.protocol import Header
+    from latentd_client.protocol import Header, Tensor
+
+    Tensors: TypeAlias = Mapping[str, Tensor]
+    """The tensors of a reply, by field."""
 
 MAX_PARKED = 64
 """Replies kept for a peer of libzmq that does not read, beside the socket's own queue; more are
@@ -38,7 +43,7 @@ class Outbox:
         """Whether replies wait for a full peer."""
         return bool(self._parked)
 
-    def send(self, peer: bytes, header: Header, raw: Sequence[NDArray[np.float32]] = ()) -> None:
+    def send(self, peer: bytes, header: Header, raw: Sequence[Tensor] = ()) -> None:
         """Send a reply, or park it when the peer's queue is full; a dead peer's is dropped."""
         self.deliver(peer, protocol.encode(header, raw))
 
@@ -90,10 +95,27 @@ def refusal_fields(refusal: RequestRejected) -> Header:
     return {**detail, "status": refusal.code, "error": " ".join(str(refusal).split())}
 
 
-def step_fields(result: packed.Result) -> Header:
+def step_fields(result: packed.Result, top: Top | None = None) -> Header:
     """A step's results as reply fields."""
     context_len, token, logprob = result
-    return {"status": "ok", "token": token, "context_len": context_len, "logprob": logprob}
+    fields = {"status": "ok", "token": token, "context_len": context_len, "logprob": logprob}
+    return fields if top is None else {**fields, **top.fields()}
+
+
+def with_raw(results: Header, tensors: Tensors | None, raw: list[Tensor]) -> Header:
+    """The results and the fields that name their tensors, which are put behind `raw`."""
+    if not tensors:
+        return results
+    results = dict(results)
+    for name, tensor in tensors.items():
+        results[name] = {"raw": len(raw)}
+        raw.append(tensor)
+    return results
+
+
+def logits_tensor(logits: NDArray[np.float32] | None) -> Tensors | None:
+    """A row's logits as tensors of a reply."""
+    return None if logits is None else {"logits": logits}
 
 
 class Ticket:
@@ -116,16 +138,14 @@ class Ticket:
         self._outbox.deliver(self.peer, [frame])
 
     def put(
-        self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
-        replayed: bool = False,
-    ) -> None:  # fmt: skip
-        """Send the results (`status` is one of them)."""
-        header = {"v": protocol.VERSION, "id": self.request_id, **results}
-        if logits is not None:
-            header["logits"] = {"raw": 0}
+        self, index: int, results: Header, tensors: Tensors | None = None, replayed: bool = False
+    ) -> None:
+        """Send the results (`status` is one of them) and the tensors."""
+        raw: list[Tensor] = []
+        header = {"v": protocol.VERSION, "id": self.request_id, **with_raw(results, tensors, raw)}
         if replayed:
             header["replayed"] = True
-        self._outbox.send(self.peer, header, () if logits is None else (logits,))
+        self._outbox.send(self.peer, header, raw)
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """Send a refusal."""
@@ -144,21 +164,18 @@ class RowsTicket:
         self._missing = rows
         self._rows: list[Header | packed.Result] = [{}] * rows
         self._is_plain = True
-        self._raw: list[NDArray[np.float32]] = []
+        self._raw: list[Tensor] = []
 
     def put_plain(self, index: int, result: packed.Result) -> None:
         """A row's results; the last row sends the reply."""
         self._settle(index, result)
 
     def put(
-        self, index: int, results: Header, logits: NDArray[np.float32] | None = None,
-        replayed: bool = False,
-    ) -> None:  # fmt: skip
+        self, index: int, results: Header, tensors: Tensors | None = None, replayed: bool = False
+    ) -> None:
         """The same with what is not only a step's results."""
         self._is_plain = False
-        if logits is not None:
-            results = {**results, "logits": {"raw": len(self._raw)}}
-            self._raw.append(logits)
+        results = with_raw(results, tensors, self._raw)
         if replayed:
             results = {**results, "replayed": True}
         self._settle(index, results)

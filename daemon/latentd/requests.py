@@ -15,6 +15,7 @@ from latentd import (
     requests_session,
     requests_step,
     requests_stream,
+    requests_verify,
 )
 from latentd.operations import DeviceFault
 from latentd_client import fields, packed, protocol
@@ -39,6 +40,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "credit": requests_stream.credit,
     "truncate": requests_session.truncate,
     "fork": requests_fork.fork,
+    "verify": requests_verify.verify,
     "close": requests_session.close,
     "cancel": requests_session.cancel,
     "resume": requests_session.resume,

@@ -14,6 +14,7 @@ import numpy as np
 
 from latentd.operations import SamplingParams
 from latentd.replies import Ticket
+from latentd.requests_extras import read_extras
 from latentd.runs import MAX_WAITERS, OpenRun
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
@@ -38,9 +39,10 @@ def open_slot(
     session = work.renew(header["session"], peer)
     prompt = _read_prompt(header["prompt"], raw)
     sampling = read_sampling(header)
+    extras = read_extras(header, raw, work.engine.info.vocab_size)
     logits = bool(header.get("logits"))
     salt = header.get("salt") or ""
-    digest = (_digest(prompt), sampling, logits, salt)
+    digest = (_digest(prompt), sampling, logits, salt, extras)
     ticket = Ticket(work.outbox, peer, request_id)
     key = header["key"]
     record = session.opened(key, digest)
@@ -48,11 +50,11 @@ def open_slot(
         if record.run is not None:
             join(record.run, (ticket, 0, True))
         elif record.stored is not None:
-            ticket.put(0, record.stored.results, record.stored.logits, True)
+            ticket.put(0, record.stored.results, record.stored.tensors, True)
         return None
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
-    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits, salt)
+    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits, salt, extras)
     expires_at = math.inf if deadline_s is None else work.now + deadline_s
     run = OpenRun(session, request, request_id, key, expires_at, [(ticket, 0, False)])
     session.opens[key] = OpenRecord(digest, run)

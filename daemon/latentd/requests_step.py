@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from latentd.extras import NO_EXTRAS
 from latentd.replies import RowsTicket, Ticket
 from latentd.requests_admit import check_idle, join, read_sampling
+from latentd.requests_extras import read_extras
 from latentd.runs import StepRun
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
+    from latentd.extras import Extras
     from latentd.operations import SamplingParams
     from latentd.work import Work
     from latentd_client.packed import StepsRequest
@@ -26,11 +29,13 @@ def step(
     if given is not None:
         ticket = RowsTicket(work.outbox, peer, request_id, len(rows))
     admission = _Rows(work, header["session"], header.get("deadline_s"), ticket)
+    vocab = work.engine.info.vocab_size
     for index, row in enumerate(rows):
         try:
             sampling = read_sampling(row) if "sampling" in row else None
             token, logits = row.get("token"), row.get("logits") is True
-            admission.admit(index, row["slot"], row["epoch"], row["pos"], token, sampling, logits)
+            seat = (row["slot"], row["epoch"], row["pos"])
+            admission.admit(index, *seat, token, sampling, logits, read_extras(row, raw, vocab))
         except RequestRejected as refusal:
             ticket.refuse(index, refusal)
     return None
@@ -66,14 +71,14 @@ class _Rows:
 
     def admit(
         self, index: int, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, logits: bool,
+        sampling: SamplingParams | None, logits: bool, extras: Extras = NO_EXTRAS,
     ) -> None:  # fmt: skip
         """Queue a row; or answer it by another run of it, now or later."""
         work = self._work
         record = self._session.slots.get((slot_id, epoch))
         if record is None:
             record = self._session.record(slot_id, epoch)  # says why not
-        digest = ("step", token, logits, sampling)
+        digest = ("step", token, logits, sampling, extras)
         run = record.running
         if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
             join(run, (self._ticket, index, True))
@@ -83,12 +88,12 @@ class _Rows:
                 check_idle(record)
             if not self._may_launch:
                 work.check_launch(self._deadline_s)
-            request = work.engine.admit_step(slot_id, epoch, pos, token, sampling, logits)
+            request = work.engine.admit_step(slot_id, epoch, pos, token, sampling, logits, extras)
         except RequestRejected:
             stored = record.find(pos, digest)
             if stored is None:
                 raise
-            self._ticket.put(index, stored.results, stored.logits, True)
+            self._ticket.put(index, stored.results, stored.tensors, True)
             return
         run = StepRun(record, pos, digest, [(self._ticket, index, False)])
         record.running = work.runs[request] = run

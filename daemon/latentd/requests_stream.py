@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from latentd.operations import StreamRequest
 from latentd.requests_admit import check_idle, read_sampling
+from latentd.requests_extras import read_extras
 from latentd.runs import StreamRun
 from latentd_client.errors import RequestRejected
 
@@ -30,7 +31,8 @@ def stream(
     stop = frozenset(header.get("stop") or ())
     sequences = tuple(sorted(set(map(tuple, header.get("stop_sequences") or ()))))
     sampling = read_sampling(header)
-    digest = ("stream", header["max_steps"], stop, sequences, token, sampling)
+    extras = read_extras(header, raw, work.engine.info.vocab_size)
+    digest = ("stream", header["max_steps"], stop, sequences, token, sampling, extras)
     run = record.running
     if isinstance(run, StreamRun) and run.pos == pos and run.digest == digest:
         _attach(work, run, peer, request_id, credit, 0)
@@ -39,7 +41,7 @@ def stream(
         check_idle(record)
         work.check_launch(header.get("deadline_s"))
         request = StreamRequest(
-            record.slot_id, record.epoch, pos, header["max_steps"], stop, credit, sequences
+            record.slot_id, record.epoch, pos, header["max_steps"], stop, credit, sequences, extras
         )
         work.engine.admit_stream(request, token, sampling)
     except RequestRejected:
@@ -131,6 +133,6 @@ def _replay(
         work.leave(other.session, other)
     run = StreamRun(
         session, old.record, old.request, old.pos, old.digest, peer, request_id, old.granted,
-        old.tokens, old.logprobs, old.context_len, old.end, start, len(old.tokens),
+        old.tokens, old.logprobs, old.tops, old.context_len, old.end, start, len(old.tokens),
     )  # fmt: skip
     work.deliver(run)

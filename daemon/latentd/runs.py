@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from latentd.extras import top_fields
 from latentd.routing import Sent
 from latentd_client import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from latentd.extras import Top
     from latentd.operations import OpenRequest, StreamRequest
     from latentd.replies import Outbox, RowsTicket, Ticket
     from latentd.sessions import Session, SlotRecord
@@ -68,6 +70,7 @@ class StreamRun:
     granted: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)  # one a token, where they were asked for
     context_len: int = 0
     end: str | None = None
     sent: int = 0
@@ -79,7 +82,8 @@ class StreamRun:
         while self.sent < len(self.tokens) or self.end is not None:
             if not outbox.has_room(self.peer):
                 return Sent.FULL
-            stop = min(len(self.tokens), self.sent + MAX_FRAME_TOKENS)
+            most = MAX_FRAME_TOKENS // (1 + self.request.extras.top)  # a header has 1 MiB
+            stop = min(len(self.tokens), self.sent + most)
             outcome = outbox.try_send(self.peer, protocol.encode(self._frame(stop)))
             if outcome is not Sent.YES:
                 return outcome
@@ -101,6 +105,8 @@ class StreamRun:
             "logprobs": self.logprobs[start:stop],
             "context_len": self.context_len,
         }
+        if self.tops:
+            header |= top_fields(self.tops[start:stop])
         if self.end is None or stop < len(self.tokens):
             header["more"] = True
         else:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
+from latentd.scoring import scores_of_last, scores_of_prompt, scores_of_rows
+from latentd.verifying import VerifyQueue, VerifyTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE
 
@@ -29,7 +31,7 @@ class Scheduler:
 
     def __init__(
         self, slots: SlotTable, sharing: Sharing, page_rows: int, prefill_chunk: int,
-        prefill_rows: int,
+        prefill_rows: int, verifies: VerifyQueue,
     ) -> None:  # fmt: skip
         self.slots = slots
         self.sharing = sharing
@@ -39,12 +41,20 @@ class Scheduler:
         self.steps: list[StepTask] = []
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
+        self.verifies = verifies
         self._chunks = QUIET_CHUNKS  # launched since the last replay
 
     @property
     def has_rows(self) -> bool:
         """Whether a plan could be made now, if there are pages for it."""
-        return bool(self.steps or self.opens or any(map(self.is_runnable, self.streams)))
+        return bool(
+            self.steps or self.opens or self.verifies or any(map(self.is_runnable, self.streams))
+        )
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether anything is in a queue."""
+        return bool(self.steps or self.streams or self.opens or self.verifies)
 
     @property
     def is_quiet(self) -> bool:
@@ -59,14 +69,19 @@ class Scheduler:
         return task.end is None and task.ahead < min(left, self.slots.max_ctx - task.slot.length)
 
     def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
-        """Rows of all queued steps and runnable streams; None without any. Streams that got no
-        page are left out, and put into `starved` when nothing in flight can give them one."""
-        steps, self.steps = self.steps, []
-        tasks: list[StepTask | StreamTask] = [*steps]
+        """Rows of all queued steps and runnable streams, and of verifications; None without any.
+        Streams that got no page are left out, and put into `starved` when nothing in flight can
+        give them one."""
+        drafts = self._take_verifies() if self.verifies else []
+        room = self.verifies.max_rows - sum(draft.rows for draft in drafts)
+        steps, self.steps = self.steps[:room], self.steps[room:]
+        tasks: list[StepTask | StreamTask | VerifyTask] = [*steps]
         token_ids = [step.token for step in steps]
         logit_rows = [row for row, step in enumerate(steps) if step.want_logits]
         lengths = [step.pos for step in steps]
         for stream in self.streams:
+            if len(tasks) >= room:
+                break
             if not self.is_runnable(stream):
                 continue
             length = stream.slot.length + stream.ahead
@@ -78,6 +93,10 @@ class Scheduler:
             stream.ahead += 1
             tasks.append(stream)
             lengths.append(length)
+        for draft in drafts:
+            tasks += [draft] * draft.rows
+            token_ids += draft.tokens
+            lengths += range(draft.request.pos, draft.request.pos + draft.rows)
         if not tasks:
             return None
         self._chunks = 0
@@ -93,8 +112,12 @@ class Scheduler:
         updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,
-            False, True, updates, zero_pages, self.slots.take_moves(),
+            False, True, updates, zero_pages, self.slots.take_moves(), scores_of_rows(tasks),
+            None, self.slots.take_limits(),
         )  # fmt: skip
+
+    def _take_verifies(self) -> list[VerifyTask]:
+        return self.verifies.take(len(self.steps) + sum(map(self.is_runnable, self.streams)))
 
     def _claim(self, task: StreamTask | OpenTask, length: int) -> bool:
         """Own pages for `length` tokens, or say no."""
@@ -140,12 +163,17 @@ class Scheduler:
             updates=updates,
             zero_pages=zero_pages,
             moves=self.slots.take_moves(),
+            scores=scores_of_last(task, end - first) if is_last else None,
+            prompt_scores=scores_of_prompt(task, first, end),
+            limits=self.slots.take_limits(),
         )
 
     def drop(self, task: Task) -> bool:
         """Take a task out of its queue; whether it was in one."""
         if isinstance(task, StreamTask):
             return self.streams.pop(task, False) is None
+        if isinstance(task, VerifyTask):
+            return self.verifies.drop(task)
         queue: list[StepTask] | deque[OpenTask]
         queue = self.steps if isinstance(task, StepTask) else self.opens
         if task not in queue:

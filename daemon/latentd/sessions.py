@@ -14,9 +14,7 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from latentd.replies import Tensors
     from latentd.runs import OpenRun, Run
     from latentd_client.protocol import Header
 
@@ -24,7 +22,7 @@ MAX_SESSIONS = 4096
 MAX_STORED = 8
 """Stored replies of a slot; one operation at a time needs the last one only."""
 MAX_STORED_BYTES = 4 << 20
-"""Logits kept in a slot's stored replies (the newest reply is always kept)."""
+"""Logits and the like kept in a slot's stored replies (the newest reply is always kept)."""
 
 
 class Stored(NamedTuple):
@@ -33,7 +31,7 @@ class Stored(NamedTuple):
 
     digest: Hashable
     results: Header
-    logits: NDArray[np.float32] | None = None
+    tensors: Tensors | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -52,8 +50,9 @@ class SlotRecord:
         replies.pop(pos, None)
         replies[pos] = stored
         keep = MAX_STORED
-        if stored.logits is not None:
-            keep = max(1, min(keep, MAX_STORED_BYTES // max(1, stored.logits.nbytes)))
+        if stored.tensors:
+            size = sum(tensor.nbytes for tensor in stored.tensors.values())
+            keep = max(1, min(keep, MAX_STORED_BYTES // max(1, size)))
         while len(replies) > keep:
             del replies[next(iter(replies))]
 

@@ -52,8 +52,9 @@ class Sharing:
             self.reuse(task)
 
     def reuse(self, task: OpenTask) -> None:
-        """Go on over pages that hold what comes next in a prompt, if there are any (by now)."""
-        if self.cache is not None:
+        """Go on over pages that hold what comes next in a prompt, if there are any (by now). A
+        prompt whose tokens are scored is computed."""
+        if self.cache is not None and task.prompt_scores is None:
             task.request.cached_tokens += self.cache.reuse(task.slot, task.prompt)
 
     def own(self, slot: Slot) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.pages import PagePool
 
@@ -42,8 +43,8 @@ class Slot:
     sampled one. `chain` holds the digests of the full pages behind that of its beginning; empty
     without a prefix cache."""
 
-    __slots__ = ("borrowed", "chain", "epoch", "length", "mapped", "pages", "sampling", "slot_id",
-                 "synced", "task", "token", "tokens")  # fmt: skip
+    __slots__ = ("borrowed", "chain", "epoch", "length", "limits", "mapped", "pages", "sampling",
+                 "slot_id", "synced", "task", "token", "tokens")  # fmt: skip
 
     def __init__(self, slot_id: int) -> None:
         self.slot_id = slot_id
@@ -54,6 +55,7 @@ class Slot:
         self.pages: list[int] = []
         self.token: int | None = None
         self.sampling: SamplingParams | None = None  # with its seed; set by take()
+        self.limits: Limits | None = None  # that the device's sampler has, or gets next
         self.task: object | None = None  # the operation that runs on it, set by the engine
         self.synced = 0  # leading entries that the device's block table holds too
         self.mapped = 0  # entries of the device's row that are not -1
@@ -70,6 +72,7 @@ class SlotTable:
         self.pool = pool
         self.slots = [Slot(slot_id) for slot_id in range(max_slots)]
         self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
+        self._limited: dict[int, Limits | None] = {}  # slots whose limits the device lacks
         self.free_seats = list(range(max_slots - 1, -1, -1))
         self._changed: dict[int, None] = {}  # slots whose device row is out of date, in order
         self._moves = Moves([], [])
@@ -154,6 +157,18 @@ class SlotTable:
         slot.synced = min(slot.synced, keep)
         self._changed[slot.slot_id] = None
 
+    def limit(self, slot: Slot, limits: Limits | None) -> None:
+        """Have all rows of the slot from now on sampled within these limits."""
+        slot.limits = self._limited[slot.slot_id] = limits
+
+    def take_limits(self) -> list[tuple[int, Limits | None]]:
+        """The limits that have changed since the last call, by slot: they must go to the device
+        with the next step."""
+        if not self._limited:
+            return []
+        limited, self._limited = self._limited, {}
+        return list(limited.items())
+
     def truncate(self, slot: Slot, length: int) -> None:
         """Drop the tokens behind the first `length`, and the last sampled one."""
         if self.full:
@@ -167,6 +182,8 @@ class SlotTable:
     def free(self, slot: Slot) -> None:
         """End the epoch, give back all pages and the seat."""
         self.truncate(slot, 0)
+        if slot.limits is not None:
+            self.limit(slot, None)
         slot.epoch = 0
         slot.sampling = slot.task = None
         slot.chain = []

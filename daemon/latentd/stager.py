@@ -84,17 +84,18 @@ class Stager:
         self._sampling[row] = params
 
     def _write_chunk(self, plan: StepPlan) -> None:
-        entry, rows, params = self._entry, plan.rows, plan.sampling[0]
+        entry, rows = self._entry, plan.rows
         entry.token_ids[:rows] = plan.token_ids
         entry.slot_idx[:rows] = plan.slot_idx
         entry.context_len[:rows] = plan.context_len
         entry.kv_row[:rows] = plan.kv_row
-        entry.temperature[:rows] = params.temperature
-        entry.top_k[:rows] = params.top_k
-        entry.top_p[:rows] = params.top_p
-        entry.min_p[:rows] = params.min_p
-        entry.seed[:rows] = params.seed or 0
-        self._sampling[:rows] = [params] * rows
+        for column, off in (  # only the last row's token is drawn
+            (entry.temperature, 0), (entry.top_k, 0), (entry.top_p, 1), (entry.min_p, 0),
+            (entry.seed, 0),
+        ):  # fmt: skip
+            column[: rows - 1] = off
+        self._sampling[: rows - 1] = [None] * (rows - 1)
+        self._write_sampling(rows - 1, plan.sampling[0])
 
     def _write_lists(self, plan: StepPlan) -> None:
         entry, updates, zero_pages = self._entry, plan.updates, plan.zero_pages

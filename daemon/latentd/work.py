@@ -11,7 +11,7 @@ from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from latentd.operations import EngineProtocol, OpenRequest, StepRequest, StreamRequest
+    from latentd.operations import EngineProtocol, Request
     from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions, SlotRecord
@@ -46,7 +46,7 @@ class Work:
     sessions: Sessions
     outbox: Outbox
     control: str
-    runs: dict[OpenRequest | StepRequest | StreamRequest, Run] = field(default_factory=dict)
+    runs: dict[Request, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
     deadlines: dict[OpenRun, None] = field(default_factory=dict)
     now: float = 0.0

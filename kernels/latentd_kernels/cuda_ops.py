@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from latentd_kernels.attention import AttentionLaunches
+from latentd_kernels.limits import LimitLaunches
 from latentd_kernels.moe import MoeLaunches
 from latentd_kernels.sampling import SamplingLaunches
+from latentd_kernels.scores import ScoreLaunches
 from latentd_kernels.steps import StepLaunches
 
 
-class CudaOps(AttentionLaunches, MoeLaunches, SamplingLaunches, StepLaunches):
+class CudaOps(
+    AttentionLaunches, MoeLaunches, LimitLaunches, SamplingLaunches, ScoreLaunches, StepLaunches
+):
     """`Ops` over the cubins: every call is a few launches on the given stream, chained (all but
     zero_pages) with programmatic dependent launch; nothing is allocated, nothing is read back."""

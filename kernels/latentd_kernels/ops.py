@@ -229,10 +229,22 @@ class Ops(Protocol):
     ) -> None:  # fmt: skip
         """norm_route, then experts on what it normed."""
 
-    def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
+    def place_limits(self, count: int, step: int) -> None:
+        """Give the first `count` slots of the limit entry of step number `step` the limits there,
+        for all steps from now on; in front of a step's `stage`."""
+
+    def sample(self, logits: Tensor, first_row: int, rows: int, limited: bool = True) -> None:
         """Choose one token a row from float32 logits [rows, vocab], with the sampling parameters
         of step rows first_row .. ; keep token and log-probability for `publish` (as output rows
-        0 .. rows - 1), and the token as the slot's last one."""
+        0 .. rows - 1), and the token as the slot's last one. With `limited` the limits of each
+        row's slot are put into the logits first."""
+
+    def score(
+        self, logits: Tensor, first: int, rows: int, first_row: int, top: int, step: int
+    ) -> None:
+        """Of rows first .. of logits, behind the `sample` that made tokens of them (as its output
+        rows first ..), the `top` likeliest ids and the log-probability of each row's target, into
+        rows first_row .. of the score entry of step number `step`, which names the targets."""
 
     def publish(self, rows: int) -> None:
         """Write the first `rows` sampled tokens and log-probabilities to the ring entry's outputs,

@@ -22,7 +22,7 @@ MAX_CLUSTER_VOCAB: Final = _CTAS * 48 * 1024
 class SamplingLaunches(Launcher):
     """sample."""
 
-    def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
+    def sample(self, logits: Tensor, first_row: int, rows: int, limited: bool = True) -> None:
         """See `Ops.sample`."""
         vocab, ring, inputs = logits.shape[1], self.ring, self.inputs
         fields: list[Argument] = [
@@ -32,11 +32,16 @@ class SamplingLaunches(Launcher):
                 inputs.top_p, inputs.min_p, inputs.seed,
             )
         ]  # fmt: skip
+        limits = ring.limits if limited else None
+        seats: list[Argument] = [None, c_int32(0)]
+        if limits is not None:
+            seats = [limits.seats, c_int32(limits.seat_words)]
+        outputs = [inputs.last_token, ring.tokens, ring.logprobs, ring.normalizers]
         size: list[Argument] = [c_int32(vocab), c_int64(logits.stride(0))]
         if self.library.arch == HOPPER and vocab <= MAX_CLUSTER_VOCAB:
             self.library.launch(
                 "sample_row", (_CTAS * rows, 1, 1), 512,
-                [logits, *fields, inputs.last_token, ring.tokens, ring.logprobs, *size],
+                [logits, *fields, *outputs, *seats, *size],
                 stream=self.stream, smem=4 * -(-vocab // _CTAS), cluster=(_CTAS, 1, 1),
             )  # fmt: skip
             return
@@ -47,11 +52,10 @@ class SamplingLaunches(Launcher):
             )
         parts = ring.sample_parts
         self.library.launch(
-            "sample_parts", (chunks, rows, 1), 256, [logits, fields[0], parts, *size],
+            "sample_parts", (chunks, rows, 1), 256, [logits, fields[0], parts, *seats, *size],
             stream=self.stream,
         )  # fmt: skip
         self.library.launch(
             "sample_choose", (rows, 1, 1), 1024,
-            [logits, parts, *fields, inputs.last_token, ring.tokens, ring.logprobs, *size],
-            stream=self.stream,
+            [logits, parts, *fields, *outputs, *size], stream=self.stream,
         )  # fmt: skip

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from latentd_kernels.ops import StepInputs
+from latentd_kernels.scores import ScoreRing
 from latentd_kernels.work_plan import MAX_CTAS, ROW_WORDS, WORK_WORDS, num_calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from latentd_kernels.limits import LimitRing
 
 SAMPLE_CHUNK = 4096
 """Vocabulary ids that one CTA of the sampler's first pass covers (csrc/sampling.cu)."""
@@ -126,8 +129,11 @@ class EntryViews:
 class StepRing:
     """The ring in host memory, and the few device buffers that live from stage to publish."""
 
-    def __init__(self, layout: RingLayout, device: torch.device) -> None:
-        """On cuda the host bytes are pinned and mapped: their address is valid on the device."""
+    def __init__(
+        self, layout: RingLayout, device: torch.device, limits: LimitRing | None = None
+    ) -> None:
+        """On cuda the host bytes are pinned and mapped: their address is valid on the device.
+        Without `limits` no slot has any."""
         cuda = device.type == "cuda"
         rows = layout.row_capacity
         self.layout = layout
@@ -138,6 +144,10 @@ class StepRing:
         self.start_ns = torch.zeros(1, dtype=torch.int64, device=device)  # clock at stage
         self.tokens = torch.full((rows,), -1, dtype=torch.int32, device=device)  # set by sample
         self.logprobs = torch.zeros(rows, dtype=torch.float32, device=device)  # set by sample
+        # Maximum and log of the sum of exponentials of each row, set by sample, read by score.
+        self.normalizers = torch.zeros((rows, 2), dtype=torch.float32, device=device)
+        self.limits = limits
+        self.scores = ScoreRing(rows, layout.entries, device)
         # Maximum, its id and the sum of exponentials of every vocabulary chunk (sampler's pass 1).
         self.sample_parts = torch.zeros(
             (rows if cuda else 0, MAX_SAMPLE_CHUNKS, 4), dtype=torch.float32, device=device

@@ -18,7 +18,9 @@ FIELDS = ["slot_idx", "context_len", "temperature", "top_k", "top_p", "min_p", "
 def launches(arch: str, vocab: int, rows: int) -> list[SimpleNamespace]:
     library = Recorder(arch)
     inputs: Any = SimpleNamespace(**{name: torch.zeros(rows) for name in FIELDS})
-    ring: Any = SimpleNamespace(tokens=None, logprobs=None, sample_parts=None)
+    ring: Any = SimpleNamespace(
+        tokens=None, logprobs=None, sample_parts=None, normalizers=None, limits=None
+    )
     ops = SamplingLaunches(library, inputs, ring, "f32", 0)  # type: ignore[arg-type]
     ops.sample(torch.empty(rows, vocab, device="meta"), 0, rows)
     return library.launches

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from latentd_kernels import experts_resident as resident
-from latentd_kernels import geometry
+from latentd_kernels import geometry, limits, scores
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.experts import FEW_ROWS
 from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
@@ -142,6 +142,11 @@ def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
         ("route.cu", "kMaxTopK", MAX_TOP_K),
         ("route.cu", "kMaxMoeRows", MAX_MOE_ROWS),
         ("splits.cuh", "kMaxStepRows", MAX_CALL_ROWS),
+        ("limits.cuh", "kLimitHeader", limits.HEADER_WORDS),
+        ("limits.cuh", "kMaxBias", limits.MAX_BIAS),
+        ("scores.cu", "kMaxTop", scores.MAX_TOP),
+        ("scores.cu", "kChunk", scores.CHUNK),
+        ("scores.cu", "kMaxChunks", scores.MAX_CHUNKS),
     ],
 )
 def test_kernels_and_python_agree_on_the_numbers(name: str, constant: str, value: int) -> None:

@@ -127,19 +127,12 @@ def test_a_field_of_a_wrong_type_is_named(op: str) -> None:
             assert refused.value.code == "invalid"
 
 
-@pytest.mark.parametrize("name", sorted(fields.RESERVED_FIELDS))
-def test_a_reserved_field_is_unsupported_not_ignored(name: str) -> None:
-    table = fields.OPS["step"]
-    with pytest.raises(RequestRejected, match=name) as refused:
-        fields.check(table, {f.name: good(f) for f in table} | {name: True}, "step")
-    assert refused.value.code == "unsupported"
-
-
 def good(field: fields.Field) -> object:
     """A value that the field takes."""
     lists = {"ints": [1, 1], "list": [{f.name: good(f) for f in field.inner}], "prompt": [1],
              "id lists": [[1]]}  # fmt: skip
-    scalars = {"int": 1, "float": 0.5, "bool": True, "str": "x", "map": {}}
+    maps = {"map": {f.name: good(f) for f in field.inner if f.required}, "tensor": {"raw": 0}}
+    scalars = {"int": 1, "float": 0.5, "bool": True, "str": "x", **maps}
     return (lists | scalars)[field.kind]
 
 

@@ -63,7 +63,11 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         while (last := peer.receive()[0]).get("more"):
             pass
         conflict = peer.ask("step", **{**at, "pos": 5})
+        likely = peer.ask("step", **{**at, "pos": 8}, logprobs=2)
+        verified = peer.ask("verify", **{**at, "pos": 9}, draft=[1])
+        scored = peer.ask("open", key="c", prompt=[1, 2], prompt_logprobs=1)
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
+    real |= {21: likely, 22: scored, 24: verified}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
         reply.get("error") for reply in (*example(4)["rows"], example(7))
@@ -98,7 +102,7 @@ def test_the_table_of_codes_names_the_other_fields_of_a_full_context(endpoint: s
     )
 
 
-@pytest.mark.parametrize("name", sorted(fields.RESERVED_OPS | fields.RESERVED_FIELDS))
+@pytest.mark.parametrize("name", sorted(fields.RESERVED_OPS))
 def test_what_is_reserved_is_named(name: str) -> None:
     assert f"`{name}`" in PAGE.partition("\n## Reserved\n")[2]
 

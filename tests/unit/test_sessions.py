@@ -146,7 +146,7 @@ def test_stored_replies_are_bounded_in_number_and_bytes() -> None:
     for pos in range(20):
         record.store(pos, Stored(pos, {"context_len": pos + 1}))
     assert list(record.replies) == list(range(20 - MAX_STORED, 20))
-    record.store(20, Stored(20, {"context_len": 21}, np.zeros(1_000_000, np.float32)))
+    record.store(20, Stored(20, {"context_len": 21}, {"logits": np.zeros(1_000_000, np.float32)}))
     assert list(record.replies) == [20]
 
 

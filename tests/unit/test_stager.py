@@ -50,7 +50,7 @@ def write(entry: EntryViews, plan: StepPlan, bucket: int) -> None:
     entry.slot_idx[:rows] = plan.slot_idx
     entry.context_len[:rows] = plan.context_len
     entry.kv_row[:rows] = plan.kv_row
-    for row in range(rows):
+    for row in range(rows - 1 if plan.is_chunk else 0, rows):
         params = plan.sampling[0 if plan.is_chunk else row]
         entry.temperature[row], entry.top_k[row] = params.temperature, params.top_k
         entry.top_p[row], entry.min_p[row] = params.top_p, params.min_p

@@ -48,6 +48,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--stop", type=token_ids, metavar="IDS",
         help="token ids that end it (default: the model's end tokens)",
     )  # fmt: skip
+    parser.add_argument(
+        "--draft", action="store_true",
+        help="guess tokens from the text so far and verify them together (the same text, in fewer "
+        "steps where it repeats itself)",
+    )  # fmt: skip
     parser.add_argument("--ids", action="store_true", help="print token ids, also for text models")
     add_sampling(parser)
     add_connection(parser)
@@ -70,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         if not prompt:
             args.parser.error("the prompt is empty: there is nothing to continue")
         tokens = continuation(
-            client, prompt, args.max_steps, stop_tokens(client.info, args.stop), sampling_of(args)
-        )
+            client, prompt, args.max_steps, stop_tokens(client.info, args.stop), sampling_of(args),
+            "ngram" if args.draft else None,
+        )  # fmt: skip
         if as_text:
             print_text(tokens)
         else:
@@ -82,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def continuation(
-    client: Client, prompt: list[int], max_steps: int, stop: list[int], sampling: Sampling
-) -> Iterator[int]:
+    client: Client, prompt: list[int], max_steps: int, stop: list[int], sampling: Sampling,
+    draft: str | None = None,
+) -> Iterator[int]:  # fmt: skip
     """The tokens after `prompt`, at most `max_steps`, without the stop token that ended them."""
     with client.open(prompt, sampling=sampling) as slot:
         if slot.token is None or slot.token in stop:
@@ -91,7 +98,7 @@ def continuation(
         yield slot.token
         room = min(max_steps - 1, client.info.max_ctx - slot.context_len)
         if room > 0:
-            for step in slot.stream(max_steps=room, stop=stop):
+            for step in slot.stream(max_steps=room, stop=stop, draft=draft):
                 if step.token in stop:
                     return
                 yield step.token

@@ -50,14 +50,22 @@ def decode_step(
 
 def prompt_chunk(
     ops: Ops, model: Model, acts: Activations, workspace: AttentionWorkspace, slab: Tensor,
-    rows: int, last: bool,
+    rows: int, last: bool, prompt_top: int | None = None, step: int = 0,
 ) -> None:  # fmt: skip
     """A run of `rows` consecutive prompt tokens of one slot, all appended before any attends.
 
     With `last` the final row's logits come to acts.logits[:1] and its token is published;
-    otherwise the step publishes no token.
+    otherwise the step publishes no token. With `prompt_top` the other rows, or without `last` all,
+    are scored (see `Ops.score`), as many at a time as there is room for logits.
     """
     pending = _layers(ops, model, acts, workspace, slab, rows, chunk=True)
+    if prompt_top is not None:
+        scored = rows - last
+        for first in range(0, scored, acts.logits.shape[0]):
+            count = min(acts.logits.shape[0], scored - first)
+            _head(ops, model, acts, pending, first, count)
+            ops.sample(acts.logits, first, count, limited=False)
+            ops.score(acts.logits, 0, count, first, prompt_top, step)
     if last:
         _head(ops, model, acts, pending, rows - 1, 1)
         ops.sample(acts.logits, rows - 1, 1)

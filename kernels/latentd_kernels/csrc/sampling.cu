@@ -1,4 +1,5 @@
 // The sampler for any vocabulary and architecture: chunks of a row first, then one CTA a row.
+#include "limits.cuh"
 #include "sampling.cuh"
 
 constexpr int kChunk = 4096;  // ids of one CTA of the first pass; staging.py has these two as well
@@ -9,18 +10,28 @@ constexpr int kWarps = kThreads / 32;
 
 // kernel sample_parts: per chunk of 4096 ids of a row, the best logit, its id and the sum of exponentials.
 // shapes: logits [rows, vocab] f32, slot_idx [rows] int32 (-1: skipped), parts [rows, 128, 4] f32 (maximum, id as bits,
-//   sum, unused); vocab <= 524288.
+//   sum, unused); vocab <= 524288; seats [max_slots, seat_words] int32 or null: the limits of the row's slot are put
+//   into the logits first (bias added, -inf for forbidden ids)
 // rounds: f32; a thread adds its ids in rising order, then butterfly, then the warps in order; ties go to the lower id
 // launch: grid (ceil(vocab / 4096), rows, 1), 256 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kPartThreads)
-    sample_parts(const float* logits, const int* slot_idx, float4* parts, int vocab, long long stride) {
+    sample_parts(float* logits, const int* slot_idx, float4* parts, const uint32_t* seats, int seat_words, int vocab,
+                 long long stride) {
   pdl_launch();
   __shared__ Best bests[kPartThreads / 32];
   __shared__ float sums[kPartThreads / 32];
   const int row = blockIdx.y, first = blockIdx.x * kChunk + threadIdx.x, lane = threadIdx.x & 31;
   pdl_wait();
   if (slot_idx[row] < 0) return;
-  const float* l = logits + row * stride;
+  float* l = logits + row * stride;
+  const Limits limits(seats, seat_words, slot_idx[row]);
+  if (limits.hold()) {
+    limits.add_bias(l + blockIdx.x * kChunk, blockIdx.x * kChunk, min(kChunk, vocab - blockIdx.x * kChunk));
+    __syncthreads();
+    for (int id = first; id < min(vocab, (blockIdx.x + 1) * kChunk); id += kPartThreads) {
+      if (!limits.allows(id)) l[id] = -INFINITY;
+    }
+  }
   float v[kChunk / kPartThreads];
   Best best{kNanKey, 0x7fffffff};
 #pragma unroll
@@ -196,14 +207,16 @@ struct CtaRow {
 // kernel sample_choose: the token of each row, greedy or drawn, and its log-probability.
 // shapes: logits [rows, vocab] f32, parts from sample_parts; slot_idx, context_len, top_k [rows] int32, temperature,
 //   top_p, min_p [rows] f32, seed [rows] int64; tokens [rows] int32 (-1 on padding rows), logprobs [rows] f32,
-//   last_token [max_slots] int32, by slot.
+//   last_token [max_slots] int32, by slot, normalizers [rows, 2] f32 (maximum, log of the sum of exponentials below
+//   it; not written on padding rows)
 // rounds: weights are integers, round(exp((l - max) / temperature) * 2^40), their sums exact; log-probability in f32
 //   from the chunk sums, added by butterfly in each warp and then in order of the warps
 // launch: grid (rows, 1, 1), 1024 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     sample_choose(const float* logits, const float4* parts, const int* slot_idx, const int* context_len,
                   const float* temperature, const int* top_k, const float* top_p, const float* min_p,
-                  const uint64_t* seed, int* last_token, int* tokens, float* logprobs, int vocab, long long stride) {
+                  const uint64_t* seed, int* last_token, int* tokens, float* logprobs, float2* normalizers, int vocab,
+                  long long stride) {
   pdl_launch();
   __shared__ Scratch scratch;
   __shared__ Best bests[kMaxChunks / 32];
@@ -244,6 +257,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x > 0) return;
   float sum = 0.0f;
   for (int w = 0; w < kMaxChunks / 32; w++) sum += sums[w];
+  const float log_sum = logf(sum);
   tokens[row] = last_token[slot_idx[row]] = token;
-  logprobs[row] = best.key == kNanKey ? NAN : (l[token] == top ? 0.0f : l[token] - top) - logf(sum);
+  logprobs[row] = best.key == kNanKey ? NAN : (l[token] == top ? 0.0f : l[token] - top) - log_sum;
+  normalizers[row] = make_float2(top, log_sum);
 }

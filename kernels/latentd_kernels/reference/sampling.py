@@ -13,6 +13,8 @@ Random bits. Philox4x32-10 with key (seed mod 2^32, seed >> 32) and counter (con
 u = first word + second word * 2^32.
 Greedy (temperature <= 0 or NaN): the first in that order; NaN only if all are NaN, then id 0.
 The log-probability is that of the untempered softmax over the whole row, in float32.
+Limits. Before all this the biases of the row's slot are added to the logits, then the logits of ids
+that its mask forbids become -inf; the row is left so.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from latentd_kernels.reference.base import ReferenceBase
+from latentd_kernels.reference.limits import within
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,29 +95,40 @@ def draw(
     return int(ids[np.searchsorted(cumulative, np.uint64(target), side="right")])
 
 
-def log_probability(logits: NDArray[np.float32], token: int) -> float:
-    """Natural log of the token's probability under the softmax of the whole row, float32."""
+def normalizer(logits: NDArray[np.float32]) -> tuple[np.float32, np.float32]:
+    """A row's maximum and the natural log of its sum of exponentials below that, float32; the log
+    is NaN when every logit is."""
     top = np.fmax.reduce(logits)
     with np.errstate(all="ignore"):
         terms = np.where(logits == top, np.float32(1), np.exp(logits - top))
         total = np.nansum(terms, dtype=np.float32)
+    return top, np.float32(math.log(total) if total > 0 else math.nan)
+
+
+def log_probability(logits: NDArray[np.float32], token: int) -> float:
+    """Natural log of the token's probability under the softmax of the whole row, float32."""
+    top, log_sum = normalizer(logits)
+    with np.errstate(all="ignore"):
         shift = np.float32(0) if logits[token] == top else logits[token] - top
-    return float(shift - np.float32(math.log(total))) if total > 0 else math.nan
+        return float(shift - log_sum)
 
 
 class ReferenceSampling(ReferenceBase):
     """sample."""
 
-    def sample(self, logits: Tensor, first_row: int, rows: int) -> None:
+    def sample(self, logits: Tensor, first_row: int, rows: int, limited: bool = True) -> None:
         """Choose one token a row (see `Ops.sample`); padding rows get -1 and 0."""
         inputs, ring = self.inputs, self.ring
+        limits = ring.limits if limited else None
         for out_row in range(rows):
             row = first_row + out_row
             if int(inputs.slot_idx[row]) < 0:
                 ring.tokens[out_row] = -1
                 ring.logprobs[out_row] = 0.0
                 continue
-            values = logits[out_row].numpy().copy()
+            values = logits[out_row].numpy()
+            if limits is not None:
+                values[:] = within(values, limits.read_seat(int(inputs.slot_idx[row])))
             token = draw(
                 values,
                 float(inputs.temperature[row]),
@@ -124,3 +139,4 @@ class ReferenceSampling(ReferenceBase):
             )
             ring.tokens[out_row] = inputs.last_token[inputs.slot_idx[row]] = token
             ring.logprobs[out_row] = log_probability(values, token)
+            ring.normalizers[out_row] = torch.tensor(normalizer(values))

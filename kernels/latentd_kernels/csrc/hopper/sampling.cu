@@ -1,5 +1,6 @@
 // The sampler of sm_90a: a cluster a row, its logits dealt to the CTAs' shared memory, so that every pass over them is
 // short and only sums travel.
+#include "../limits.cuh"
 #include "../sampling.cuh"
 #include "async.cuh"
 
@@ -182,6 +183,21 @@ LATENTD_DEVICE Best load_slice(const ClusterRow& row, const float* l) {
   return best;
 }
 
+// Puts the limits of the row's slot into the CTA's logits, and these back to where they came from; returns the best
+// that this thread has seen.
+LATENTD_DEVICE Best limit_slice(const ClusterRow& row, const Limits& limits, float* l) {
+  __syncthreads();  // the biases of an id are another thread's than loaded its logit
+  limits.add_bias(slice, row.first, row.count);
+  __syncthreads();
+  Best best{kNanKey, 0x7fffffff};
+  for (int i = threadIdx.x; i < row.count; i += kThreads) {
+    if (!limits.allows(row.first + i)) slice[i] = -INFINITY;
+    l[i] = slice[i];
+    if (ordered_key(slice[i]) > best.key) best = {ordered_key(slice[i]), row.first + i};
+  }
+  return best;
+}
+
 // exp_below by the fast exponential of base 2: good to 1e-6 for logits that matter in a sum.
 LATENTD_DEVICE float exp_below_fast(float v, float top) {
   const float e = exp2_fast((v - top) * 1.4426950408889634f);
@@ -213,15 +229,16 @@ LATENTD_DEVICE void exchange_parts(Scratch& s, const ClusterRow& row, Best best)
 }
 
 // kernel sample_row: the token of each row, greedy or drawn, and its log-probability, in one node.
-// shapes: as sample_choose, without parts; logits [rows, vocab] f32, row_stride elements apart
+// shapes: as sample_choose, without parts; logits [rows, vocab] f32, row_stride elements apart; limits as sample_parts
 // rounds: weights as sample_choose; log-probability in f32: a thread adds its ids in rising order, then butterfly in
 // the
 //   warps and over them, then the eight CTAs in order, each times exp(its maximum - maximum); ties go to the lower id
 // launch: grid (8 * rows, 1, 1) in clusters of 8, 512 threads, 4 * ceil(vocab / 8) bytes of dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    sample_row(const float* logits, const int* slot_idx, const int* context_len, const float* temperature,
-               const int* top_k, const float* top_p, const float* min_p, const uint64_t* seed, int* last_token,
-               int* tokens, float* logprobs, int vocab, long long row_stride) {
+    sample_row(float* logits, const int* slot_idx, const int* context_len, const float* temperature, const int* top_k,
+               const float* top_p, const float* min_p, const uint64_t* seed, int* last_token, int* tokens,
+               float* logprobs, float2* normalizers, const uint32_t* seats, int seat_words, int vocab,
+               long long row_stride) {
   pdl_launch();
   __shared__ Scratch s;
   if (threadIdx.x == 0) {
@@ -232,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   cluster_arrive_relaxed();  // waited for before the first store into another CTA: its barrier is ready then
   const int r = blockIdx.x / kCtas, size = (vocab + kCtas - 1) / kCtas, first = cluster_rank() * size;
   ClusterRow row{s, vocab, first, max(min(size, vocab - first), 0)};
+  const Limits limits(seats, seat_words, slot_idx[r]);
   const bool is_live = slot_idx[r] >= 0, is_drawn = temperature[r] > 0.0f,
              writes = blockIdx.x % kCtas == 0 && threadIdx.x == 0;
   cluster_wait();
@@ -240,8 +258,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     if (writes) tokens[r] = -1, logprobs[r] = 0.0f;
     return;
   }
-  const float* l = logits + r * row_stride;
-  exchange_parts(s, row, load_slice(row, l + first));
+  float* l = logits + r * row_stride;
+  Best seen = load_slice(row, l + first);
+  if (limits.hold()) seen = limit_slice(row, limits, l + first);
+  exchange_parts(s, row, seen);
   Best best{kNanKey, 0};
 #pragma unroll
   for (int c = 0; c < kCtas; c++) {
@@ -249,13 +269,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
   const float top = key_value(best.key);
   int token = best.id;
+  float shift = 0.0f;
   if (best.key != kNanKey && is_drawn) {
     token = draw_token(row, top, {slot_idx, context_len, temperature, top_k, top_p, min_p, seed}, r);
-    cluster_sync();  // nobody leaves while its memory may be read
+    cluster_sync();  // nobody leaves while its memory may be read; and what limit_slice wrote can be read
+    shift = l[token] == top ? 0.0f : l[token] - top;
   }
   if (!writes) return;
   float sum = 0.0f;
   for (int c = 0; c < kCtas; c++) sum += s.parts[c].sum * exp_below(key_value(s.parts[c].key), top);
+  const float log_sum = logf(sum);
   tokens[r] = last_token[slot_idx[r]] = token;
-  logprobs[r] = best.key == kNanKey ? NAN : (l[token] == top ? 0.0f : l[token] - top) - logf(sum);
+  logprobs[r] = best.key == kNanKey ? NAN : shift - log_sum;
+  normalizers[r] = make_float2(top, log_sum);
 }

@@ -1,0 +1,63 @@
+"""What a request asks beside its token and what it allows, read from its fields and raw frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latentd.extras import NO_EXTRAS, Extras
+from latentd.limits import make_limits
+from latentd_client import protocol
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from latentd_client.protocol import Header, Tensor
+
+
+def read_extras(header: Header, raw: Sequence[Tensor], vocab: int) -> Extras:
+    """Of a request or of one of its rows. Raises RequestRejected("invalid")."""
+    top, prompt_top = header.get("logprobs"), header.get("prompt_logprobs")
+    bias, mask = header.get("bias"), header.get("mask")
+    if not top and prompt_top is None and bias is None and mask is None:
+        return NO_EXTRAS
+    limits = make_limits(
+        vocab,
+        None if bias is None else _read_bias(bias, raw),
+        None if mask is None else _read_mask(mask, raw, vocab),
+    )
+    return Extras(top or 0, prompt_top, limits)
+
+
+def _read_bias(
+    bias: Header, raw: Sequence[Tensor]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ids = _pick("bias: ids", bias["ids"], raw, (np.dtype(np.int32),))
+    return ids, _pick("bias: values", bias["values"], raw, (np.dtype(np.float32),))
+
+
+def _read_mask(mask: Header, raw: Sequence[Tensor], vocab: int) -> NDArray[np.uint32]:
+    """A mask as words of 32 bits. Bit i of a byte mask is bit i % 8 of byte i / 8."""
+    bits = _pick("mask", mask, raw, (np.dtype(np.uint32), np.dtype(np.uint8)))
+    if bits.dtype == np.uint32:
+        return bits
+    if len(bits) != -(-vocab // 8):
+        text = f"field mask has {len(bits)} bytes, must be {-(-vocab // 8)} for {vocab} ids"
+        raise RequestRejected("invalid", text)
+    return np.pad(bits, (0, -len(bits) % 4)).view(np.uint32)
+
+
+def _pick(
+    what: str, value: Header, raw: Sequence[Tensor], dtypes: tuple[np.dtype[Any], ...]
+) -> NDArray[Any]:
+    """The one-dimensional tensor that a field names, or a row of it."""
+    tensor = protocol.pick_raw(value, raw)
+    if tensor is None or tensor.dtype not in dtypes or tensor.ndim != 1:
+        names = " or ".join(dtype.name for dtype in dtypes)
+        text = f"field {what} must name a raw {names} frame [n], or a row of one"
+        raise RequestRejected("invalid", text)
+    return tensor
