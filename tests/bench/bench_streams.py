@@ -130,7 +130,9 @@ def measure_beside(endpoint: str, length: int, steps: int, rows: str) -> None:
             alone = stream(client, steps)
             done = threading.Event()
             took: list[float] = []
-            thread = threading.Thread(target=enter, args=(prompting, length, done, took))
+            thread = threading.Thread(
+                target=enter, args=(prompting, 100 + others, length, done, took)
+            )
             beside_prompt = stream(client, 100_000, thread, done)
             thread.join()
             for process, _ in beside:
@@ -164,10 +166,10 @@ def stream(
     return times
 
 
-def enter(client: Client, length: int, done: threading.Event, took: list[float]) -> None:
-    """Open a slot with a long prompt, and close it."""
+def enter(client: Client, seed: int, length: int, done: threading.Event, took: list[float]) -> None:
+    """Open a slot with a long prompt that nobody has sent before, and close it."""
     begin = time.perf_counter()
-    slot = client.open(prompt(1, length))
+    slot = client.open(prompt(seed, length))
     took.append(time.perf_counter() - begin)
     done.set()
     slot.close()
