@@ -6,11 +6,10 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from latentd.extras import NO_EXTRAS, PromptScores
 from latentd.operations import OpenRequest
 from latentd.plans import OpenTask, StepTask, StreamTask
+from latentd.token_checks import check_draft, next_token, prompt_ids
 from latentd.verifying import VerifyTask
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
@@ -18,6 +17,7 @@ from latentd_kernels.geometry import PAGE_SIZE, num_pages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from latentd.extras import Extras
@@ -50,7 +50,7 @@ class Admission:
     ) -> OpenTask:  # fmt: skip
         """Seat a prompt, on pages that hold its beginning if there are any; an empty one is seated
         and not queued. Draws the seed if there is none."""
-        token_ids = self._prompt(prompt)
+        token_ids = prompt_ids(prompt, self.vocab_size)
         sampling.validate()
         limit = self.slots.max_ctx - 1
         if len(token_ids) > limit:
@@ -94,7 +94,7 @@ class Admission:
         ):  # fmt: skip
             slot = self.ready_slot(slot_id, epoch, pos)  # says why it is not
         if token is None or not 0 <= token < self.vocab_size:
-            token = self._next_token(slot, token)
+            token = next_token(slot, token, self.vocab_size)
         params = slot.sampling if sampling is None else self._sampling(slot, sampling)
         assert params is not None
         if slot.borrowed or pos >= len(slot.pages) * PAGE_SIZE:
@@ -111,7 +111,7 @@ class Admission:
     ) -> None:
         """Queue a stream and claim the page of its first step."""
         slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
-        token = self._next_token(slot, token)
+        token = next_token(slot, token, self.vocab_size)
         if request.max_steps < 1:
             text = f"max_steps is {request.max_steps}, must be at least 1"
             raise RequestRejected("invalid", text)
@@ -127,8 +127,9 @@ class Admission:
     ) -> None:
         """Queue the rows of a draft and claim their pages."""
         slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
-        token = self._next_token(slot, token)
-        self._check_draft(request)
+        token = next_token(slot, token, self.vocab_size)
+        most = self.scheduler.verifies.max_rows - 1
+        check_draft(request, self.vocab_size, most, self.slots.max_ctx)
         params = self._sampling(slot, sampling)
         task = VerifyTask(request, slot, params, token)
         self.claim(slot, request.pos + task.rows)
@@ -140,22 +141,6 @@ class Admission:
         slot.task, slot.sampling, limits = task, task.sampling, task.request.extras.limits
         if slot.limits != limits:
             self.slots.limit(slot, limits)
-
-    def _check_draft(self, request: VerifyRequest) -> None:
-        most, length = self.scheduler.verifies.max_rows - 1, request.pos + 1 + len(request.draft)
-        if len(request.draft) > most:
-            text = f"the draft has {len(request.draft)} tokens, at most {most} fit into a step"
-            raise RequestRejected("invalid", text)
-        for idx, guess in enumerate(request.draft):
-            if not 0 <= guess < self.vocab_size:
-                raise self._bad_token(f"draft[{idx}]", guess)
-        if length > self.slots.max_ctx:
-            raise RequestRejected(
-                "context_full",
-                f"the draft would take the slot to {length} tokens, the limit (max_ctx) is "
-                f"{self.slots.max_ctx}; shorten it",
-                max_ctx=self.slots.max_ctx,
-            )
 
     def claim(self, slot: Slot, length: int) -> None:
         """Own pages for `length` tokens, and alone the one that is appended to. Raises
@@ -203,25 +188,6 @@ class Admission:
             )
         return slot
 
-    def _prompt(self, prompt: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        try:
-            token_ids = np.asarray(prompt if len(prompt) else np.empty(0, np.int32))
-        except (OverflowError, ValueError) as error:
-            raise RequestRejected(
-                "invalid", f"the prompt is no list of token ids: {error}"
-            ) from error
-        if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
-            raise RequestRejected(
-                "invalid",
-                f"the prompt has {token_ids.ndim} dimensions of {token_ids.dtype}, must be a list "
-                "of integer token ids",
-            )
-        bad = (token_ids < 0) | (token_ids >= self.vocab_size)
-        if bad.any():
-            idx = int(bad.argmax())
-            raise self._bad_token(f"prompt[{idx}]", int(token_ids[idx]))
-        return np.array(token_ids, np.int32)
-
     def check_room(self, what: str, pages: int) -> None:
         """Refuse what does not fit beside the pages promised to the prompts that wait."""
         promised = sum(
@@ -235,22 +201,6 @@ class Admission:
                 f"{what} needs {pages} pages; {free} of {pool.num_pages} are free and "
                 f"{promised} of them promised to prompts before it",
             )
-
-    def _next_token(self, slot: Slot, token: int | None) -> int:
-        if token is None:
-            if slot.token is None:
-                raise RequestRejected(
-                    "invalid", f"slot {slot.slot_id} has no sampled token to append; name a token"
-                )
-            return slot.token
-        if not 0 <= token < self.vocab_size:
-            raise self._bad_token("token", token)
-        return token
-
-    def _bad_token(self, what: str, token: int) -> RequestRejected:
-        return RequestRejected(
-            "invalid", f"{what} is {token}, must be 0 to {self.vocab_size - 1} (vocab_size)"
-        )
 
     @staticmethod
     def _sampling(slot: Slot, sampling: SamplingParams | None) -> SamplingParams:

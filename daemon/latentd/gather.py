@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from latentd.runs import StepRun
 
 if TYPE_CHECKING:
-    from latentd.operations import EngineProtocol
+    from latentd.engine_protocol import EngineProtocol
     from latentd.sessions import SlotRecord
     from latentd.work import Work
 

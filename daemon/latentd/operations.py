@@ -1,22 +1,17 @@
 """What the server asks of the engine and what it reports back; plain data, no torch, no zmq.
-
-The engine runs on one thread. `admit_*` either returns a request that is now queued, or raises
-RequestRejected and changes nothing. `launch()` keeps the device busy with replays of all runnable
-rows and prompt chunks, `finish()` returns what completed; the device works between the two.
+engine_protocol.py has the calls.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from latentd.extras import NO_EXTRAS
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -212,94 +207,3 @@ class SlotState:
     token: int | None
     busy: bool
     seed: int
-
-
-class EngineProtocol(Protocol):
-    """The engine as the server sees it; tests pass a fake."""
-
-    info: ModelInfo
-
-    def admit_open(
-        self,
-        prompt: Sequence[int] | NDArray[np.int32],
-        sampling: SamplingParams,
-        want_logits: bool,
-        salt: str = "",
-        extras: Extras = NO_EXTRAS,
-    ) -> OpenRequest:
-        """Take a slot for a prompt, which begins on pages of prompts of the same salt if it can.
-        Refuses: no_slot, no_pages, context_full, invalid (a token id out of range, bad sampling).
-        An empty prompt completes at once with context_len 0."""
-
-    def admit_step(
-        self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
-    ) -> StepRequest:  # fmt: skip
-        """Queue one row. token None appends the last sampled one; `sampling` holds from this step
-        on. Refuses: epoch_gone, position_conflict (detail context_len), busy, context_full,
-        no_pages, invalid."""
-
-    def admit_stream(
-        self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
-    ) -> StreamRequest:
-        """Queue a stream that begins with `token` (None: the last sampled one); refuses like
-        admit_step."""
-
-    def admit_verify(
-        self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
-    ) -> VerifyRequest:
-        """Queue a row for `token` (None: the last sampled one) and one for each token of the draft;
-        refuses like admit_step."""
-
-    def add_credit(self, stream: StreamRequest, n: int) -> None:
-        """Let a stream produce n more tokens, or with a negative n fewer than it might."""
-
-    def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
-        """Stop a queued or running open (its slot is freed; Failed with code `reason`) or stream
-        (`end` is `reason`: "cancelled" or "draining"; what is launched of it is still committed);
-        the event still comes. What has completed is left as it is: its own event is on its way."""
-
-    def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
-        """Drop all tokens from position `to` on; returns the new length. The last sampled token
-        is forgotten. Refuses: epoch_gone, position_conflict, busy, invalid."""
-
-    def fork(
-        self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None
-    ) -> SlotState:
-        """Make a slot with the same tokens; `sampling` None keeps that of the source, seed and
-        all, and without a seed one is drawn. Refuses: no_slot, no_pages, epoch_gone,
-        position_conflict, busy, invalid."""
-
-    def close(self, slot_id: int, epoch: int) -> None:
-        """Free the slot, its pages and its epoch; a running request on it ends as "closed".
-        Refuses: epoch_gone."""
-
-    def slot(self, slot_id: int, epoch: int) -> SlotState:
-        """The slot's state. Refuses: epoch_gone."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether run() would do something."""
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether the next launch may wait a little for more rows: the device is at work on the
-        one before it, or only single steps are queued."""
-
-    def launch(self) -> None:
-        """Start replays of all runnable rows and prompt chunks, up to two in flight. It does not
-        wait: what the caller does before `finish` costs nothing while the device works."""
-
-    def finish(self) -> list[Event]:
-        """Wait for the oldest launch, commit it and what else is done by then, and return all that
-        has completed."""
-
-    def run(self) -> list[Event]:
-        """Launch and finish."""
-
-    def on_long_wait(self, call: Callable[[], None]) -> None:
-        """Have something called again and again while a wait for the device lasts."""
-
-    def stats(self) -> dict[str, object]:
-        """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,
-        steps_by_bucket, tokens, prompt_tokens, rows, refused, ... plain numbers and dicts."""

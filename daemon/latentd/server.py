@@ -29,7 +29,7 @@ from latentd_client.errors import LatentdError, RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latentd.operations import EngineProtocol
+    from latentd.engine_protocol import EngineProtocol
 
 __all__ = ["Server", "ServerOptions"]
 

@@ -11,7 +11,8 @@ from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from latentd.operations import EngineProtocol, Request
+    from latentd.engine_protocol import EngineProtocol
+    from latentd.operations import Request
     from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions, SlotRecord
