@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Draft: TypeAlias = "str | Drafter"
 
 MOST_DRAFT: Final = 7
-"""Tokens of a stream's drafts: with the token in front a step of eight rows."""
+"""Most tokens of a stream's drafts: with the token in front a step of eight rows."""
 
 
 def verify(
@@ -71,7 +71,8 @@ def _tops(header: Header) -> list[tuple[list[int], list[float]]]:
 class DraftReader(StreamReader):
     """A stream of verified drafts, of which nothing runs at the daemon between two calls. What of a
     verification the caller has not yet got lies in `ready`, and is taken back if another call comes
-    first, as in other streams. `left` tokens are still wanted."""
+    first, as in other streams. `left` tokens are still wanted. A draft has at most `room` tokens:
+    one more than the last one had right ones, or twice as many if it was right as a whole."""
 
     def __init__(
         self, drafter: Drafter, left: int, stop: list[int], sequences: list[list[int]],
@@ -80,6 +81,7 @@ class DraftReader(StreamReader):
         super().__init__(0, Call("verify", {}))
         self.drafter = drafter
         self.left = left
+        self.room = MOST_DRAFT
         self.stop = stop
         self.asked = asked
         self.timeout_s = timeout_s
@@ -139,7 +141,7 @@ def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[N
     """Fill `ready` with what a draft has brought."""
     assert calls.info is not None
     room = min(
-        MOST_DRAFT, reader.left - 1, calls.info.buckets[-1] - 1,
+        reader.room, reader.left - 1, calls.info.buckets[-1] - 1,
         calls.info.max_ctx - slot.context_len - 1,
     )  # fmt: skip
     draft = list(reader.drafter.draft(room))[:room] if room > 0 else []
@@ -147,6 +149,9 @@ def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[N
     verified = yield from verify(
         calls, slot, draft, None, reader.stop, reader.asked, reader.timeout_s
     )
+    if draft:
+        is_right = verified.accepted == len(draft)
+        reader.room = min(MOST_DRAFT, 2 * reader.room if is_right else verified.accepted + 1)
     reader.ready.extend(verified.steps)
     reader.left -= len(verified.steps)
     reader.context_len = slot.context_len
