@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ALONE_ROWS = 16
 """Rows that are also run alone."""
+STREAM_STEPS = 8
+"""Tokens that are decoded as a stream and one by one."""
 
 
 @dataclass
@@ -54,7 +56,8 @@ class SelftestReport:
 
 
 def run_selftest(engine: Engine) -> SelftestReport:
-    """Compare replay with eager, rows alone with rows in a batch, and page orders with each other.
+    """Compare replay with eager, rows alone with rows in a batch, streams with steps, and page
+    orders with each other.
 
     Raises StartError when the engine has slots in use; counters are reset afterwards.
     """
@@ -66,6 +69,7 @@ def run_selftest(engine: Engine) -> SelftestReport:
         _check_slab(engine, report)
         probe.open_all()
         _check_buckets(probe, report)
+        _check_stream(probe, report)
         probe.close_all()
         _check_page_order(probe, report)
     finally:
@@ -119,6 +123,18 @@ def _check_buckets(probe: Probe, report: SelftestReport) -> None:
     report.note("row alone = row in a batch", unlike_alone[:5], passed)
     failed = [f"not in {not_finite} rows"] * bool(not_finite)
     report.note("logits are finite", failed, "in all rows")
+
+
+def _check_stream(probe: Probe, report: SelftestReport) -> None:
+    """Of one slot, the longest of the first few; nothing where there is no room for two steps."""
+    slot = max(probe.slots[:ALONE_ROWS], key=lambda slot: slot.prompt_len)
+    steps = min(STREAM_STEPS, probe.room(slot))
+    if steps < 2:
+        return
+    stepped = probe.follow(slot, steps, False)
+    differ = ["tokens or log-probabilities"] * (probe.follow(slot, steps, True) != stepped)
+    passed = f"{steps} tokens are the same, launched ahead and one by one"
+    report.note("stream = steps", differ, passed)
 
 
 def _check_page_order(probe: Probe, report: SelftestReport) -> None:

@@ -10,7 +10,13 @@ import torch
 
 from latentd.backend_cuda import CudaBackend
 from latentd.backend_steps import CpuBackend
-from latentd.operations import OpenDone, SamplingParams, StepDone
+from latentd.operations import (
+    OpenDone,
+    SamplingParams,
+    StepDone,
+    StreamRequest,
+    StreamTokens,
+)
 from latentd.plans import StepPlan
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
@@ -102,6 +108,37 @@ class Probe:
             found.append((done.token, done.logits.tobytes()))
             self.touched.update(engine.slots.slots[slot.slot_id].pages)
             engine.truncate(slot.slot_id, slot.epoch, done.context_len, slot.prompt_len)
+        return found
+
+    def room(self, slot: OpenRequest) -> int:
+        """Tokens that a slot's prompt can be followed by."""
+        pages = self.engine.slots.pool.num_free + num_pages(slot.prompt_len)
+        return min(self.engine.info.max_ctx, pages * PAGE_SIZE) - slot.prompt_len
+
+    def follow(self, slot: OpenRequest, steps: int, ahead: bool) -> list[tuple[int, float]]:
+        """Decode behind a slot's prompt, as a stream that runs ahead or step by step, and take it
+        back: the sampled tokens and their log-probabilities."""
+        engine, pos = self.engine, slot.prompt_len
+        token = int(self.prompt(1, 3000)[0])
+        events: list[object] = []
+        if ahead:
+            request = StreamRequest(slot.slot_id, slot.epoch, pos, steps, frozenset(), steps)
+            engine.admit_stream(request, token, None)
+            events += self._run()
+        for at in range(pos, pos if ahead else pos + steps):
+            engine.admit_step(
+                slot.slot_id, slot.epoch, at, token if at == pos else None, None, False
+            )
+            events += self._run()
+        self.touched.update(engine.slots.slots[slot.slot_id].pages)
+        engine.truncate(slot.slot_id, slot.epoch, pos + steps, pos)
+        found: list[tuple[int, float]] = []
+        for event in events:
+            if isinstance(event, StreamTokens):
+                found += zip(event.tokens, event.logprobs, strict=True)
+            else:
+                assert isinstance(event, StepDone)
+                found.append((event.token, event.logprob))
         return found
 
     def clean_up(self) -> None:

@@ -221,7 +221,7 @@ def test_selftest_reports_what_it_compared(tiny: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 rows have the same bits alone and in batches of 1, 2, 4\n" in done.stdout
     assert "page order: the same bits on " in done.stdout
-    assert done.stdout.splitlines()[-1] == "self-test on cpu passed: all 3 checks"
+    assert done.stdout.splitlines()[-1] == "self-test on cpu passed: all 4 checks"
 
 
 def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Path) -> None:

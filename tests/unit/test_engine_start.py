@@ -44,6 +44,7 @@ def test_the_self_test_passes_and_leaves_nothing_behind(start: Start) -> None:
     assert [line.split(":")[0] for line in engine.startup.selftest] == [
         "row alone = row in a batch",
         "logits are finite",
+        "stream = steps",
         "page order",
     ]
     assert not slab_of(engine).any()
@@ -71,10 +72,23 @@ def test_a_difference_fails_the_start(start: Start, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(runner, "decode", disturbed)
     report = run_selftest(engine)
-    assert report.verdict == "FAILED: 1 of 3 checks found a difference"
+    assert report.verdict == "FAILED: 1 of 4 checks found a difference"
     with pytest.raises(SelftestFailed, match="row 0 of bucket 2"):
         report.require()
     assert calls
+
+
+def test_a_stream_that_differs_fails_the_start(start: Start) -> None:
+    engine = start()
+    ops = engine.backend.runner.ops  # type: ignore[attr-defined]
+    stage = ops.stage
+
+    def disturbed(rows: int, heads: int = 0, chunk: bool = False) -> None:
+        ops.inputs.last_token.fill_(1)
+        stage(rows, heads, chunk)
+
+    ops.stage = disturbed
+    assert [line.split(":")[0] for line in run_selftest(engine).failures] == ["stream = steps"]
 
 
 @pytest.mark.parametrize("max_ctx", [1, 2, 64])

@@ -23,7 +23,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(
         subparsers, "selftest", "check on your device and checkpoint: graph = eager, pages "
-        "permuted, a row alone = the row in a batch", run, EXIT_CONFIG,
+        "permuted, a row alone = the row in a batch, a stream = steps", run, EXIT_CONFIG,
     )  # fmt: skip
     add_settings(parser, ("model", "engine", "memory"))
 
