@@ -36,10 +36,12 @@ def plain(
     return tokens, logprobs, tops
 
 
-def drafts_change_no_token(engine: Engine, sampling: SamplingParams, steps: int) -> None:
+def drafts_change_no_token(
+    engine: Engine, sampling: SamplingParams, steps: int, prompt_len: int = 50
+) -> None:
     """Right ones, wrong ones and half-right ones, across pages, beside a stream and a step; the
     logits afterwards are those of a slot that never saw a draft."""
-    prompt, rng = scenarios.draw_tokens(50, 3), np.random.default_rng(4)
+    prompt, rng = scenarios.draw_tokens(prompt_len, 3), np.random.default_rng(4)
     tokens, logprobs, tops = plain(engine, prompt, sampling, steps + 20)
     other = scenarios.open_slot(engine, scenarios.draw_tokens(30, 8))
     slot = scenarios.open_slot(engine, prompt, sampling)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from latentd.replies import Outbox
 from latentd.requests import is_version, read_id, refuse_op, refuse_version
-from latentd_client import fields, protocol
+from latentd_client import field_checks, fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ControlThread:
                 raise refuse_op(header, "the control socket")
             if not is_version(header):
                 raise refuse_version(header)
-            fields.check(fields.CONTROL_OPS[op], header, op)
+            field_checks.check(fields.CONTROL_OPS[op], header, op)
             results = self._serve(op, header, peer)
             reply = {"v": protocol.VERSION, "id": request_id, "status": "ok", **results}
             self._outbox.send(peer, reply)

@@ -18,7 +18,7 @@ from latentd import (
     requests_verify,
 )
 from latentd.operations import DeviceFault
-from latentd_client import fields, packed, protocol
+from latentd_client import field_checks, fields, packed, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _dispatch(
         raise refuse_version(header)
     has_rows = op == "step" and header.get("rows") is not None
     table = fields.STEP_ROWS if has_rows else fields.OPS[op]
-    fields.check(table, header, op)
+    field_checks.check(table, header, op)
     return handler(work, peer, request_id, header, protocol.decode_raw(header, frames))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from latentd.operations import SamplingParams
 from latentd.replies import Ticket
-from latentd.requests_extras import read_extras
+from latentd.requests_extras import check_scores, read_extras
 from latentd.runs import MAX_WAITERS, OpenRun
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
@@ -40,6 +40,7 @@ def open_slot(
     prompt = _read_prompt(header["prompt"], raw)
     sampling = read_sampling(header)
     extras = read_extras(header, raw, work.engine.info.vocab_size)
+    check_scores(extras, len(prompt), work.options.max_frame_bytes)
     logits = bool(header.get("logits"))
     salt = header.get("salt") or ""
     digest = (_digest(prompt), sampling, logits, salt, extras)

@@ -33,6 +33,14 @@ def read_extras(header: Header, raw: Sequence[Tensor], vocab: int) -> Extras:
     return Extras(top or 0, prompt_top, limits)
 
 
+def check_scores(extras: Extras, prompt_len: int, max_frame_bytes: int) -> None:
+    """Raise RequestRejected("too_large") for scores of a prompt that would fit into no frame."""
+    size = 4 * prompt_len * max(1, extras.prompt_top or 0)
+    if extras.prompt_top is not None and size > max_frame_bytes:
+        text = f"prompt_logprobs of {prompt_len} tokens would take {size} bytes a frame, at most"
+        raise RequestRejected("too_large", f"{text} {max_frame_bytes}: ask for fewer of them")
+
+
 def _read_bias(
     bias: Header, raw: Sequence[Tensor]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -100,6 +100,12 @@ def test_generate_streams_token_ids_to_stdout(daemon: Child) -> None:
     assert len(done.stdout.split()) == 7
 
 
+def test_generate_prints_the_same_tokens_from_drafts(daemon: Child) -> None:
+    common = ("generate", "--tokens", "1,2,1,2,1", "--ids", "--max-steps", "20", "--endpoint")
+    plain, drafted = latentd(*common, daemon.endpoint), latentd(*common, daemon.endpoint, "--draft")
+    assert (drafted.returncode, drafted.stdout, drafted.stderr) == (0, plain.stdout, "")
+
+
 def test_generate_takes_bytes_that_are_no_text(daemon: Child) -> None:
     common = ("generate", "--max-steps", "5", "--ids", "--endpoint", daemon.endpoint)
     named, raw = latentd(*common, "--tokens", "97,255"), latentd(*common, os.fsdecode(b"a\xff"))

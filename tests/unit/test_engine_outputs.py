@@ -27,6 +27,15 @@ def test_the_scores_of_a_prompt_do_not_depend_on_the_chunks(start: Start) -> Non
     assert len(found) == 1
 
 
+def test_a_prompt_of_two_thousand_tokens_has_the_same_scores_in_any_chunks(start: Start) -> None:
+    prompt, found = scenarios.draw_tokens(2000, 4), set()
+    for chunk, slots in ((512, 4), (100, 3)):
+        engine = start(prefill_chunk=chunk, max_slots=slots, max_ctx=2048)
+        scores = promises.score_prompt(engine, prompt, 1)
+        found.add(b"".join(tensor.tobytes() for tensor in scores.tensors().values()))
+    assert len(found) == 1
+
+
 def test_a_scored_prompt_goes_on_like_any_other(start: Start) -> None:
     engine, prompt = start(prefill_chunk=13), scenarios.draw_tokens(40, 4)
     expected = scenarios.decode(engine, prompt, [5, 6])

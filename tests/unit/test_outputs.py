@@ -91,6 +91,31 @@ def test_a_prompt_of_nothing_or_one_token_has_nothing_before_it(client: Any) -> 
     assert client.open([5]).prompt_logprobs is None
 
 
+def test_a_scored_prompt_is_computed_though_its_pages_are_there(endpoint: str) -> None:
+    prompt = [token % 256 for token in PROMPT]
+    with serving(endpoint, FakeEngine(cache=True)), Client(endpoint) as client:
+        client.open(prompt)
+        assert client.open(prompt).cached_tokens == 256
+        scored = client.open(prompt, prompt_logprobs=1)
+        assert scored.cached_tokens == 0
+        assert scored.prompt_logprobs is not None
+        assert np.isfinite(scored.prompt_logprobs.logprobs[1:]).all()
+        assert client.open(prompt).cached_tokens == 256
+
+
+def test_log_probabilities_of_a_prompt_that_fit_into_no_frame_are_refused_at_once(
+    endpoint: str, engine: FakeEngine
+) -> None:
+    with serving(endpoint, engine, max_frame_bytes=4000), Client(endpoint) as client:
+        assert client.open([1] * 1000, prompt_logprobs=1).context_len == 1000
+        with pytest.raises(RequestRejected, match="4004 bytes a frame, at most 4000") as refusal:
+            client.open([1] * 1001, prompt_logprobs=1)
+        assert refusal.value.code == "too_large"
+        with pytest.raises(RequestRejected, match="4040 bytes a frame"):
+            client.open([1] * 505, prompt_logprobs=2)
+        assert engine.slots.num_used == 1
+
+
 def test_more_than_twenty_are_refused(client: Any) -> None:
     with pytest.raises(RequestRejected, match="logprobs is 21, must be 0 to 20") as refusal:
         client.open([1], logprobs=21)

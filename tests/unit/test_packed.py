@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentd_client import Client, fields, packed, protocol
+from latentd_client import Client, field_checks, fields, packed, protocol
 from latentd_client._exchange import Call, Exchange
 from serving import Peer, Running, seat, serving
 
@@ -92,7 +92,7 @@ def test_a_frame_with_one_other_byte_means_what_its_map_says(whole: packed.Packe
                 continue
             header = protocol.decode_header(bytes(other))
             table = fields.STEP_ROWS if steps.is_batch else fields.OPS["step"]
-            fields.check(table, header, "step")
+            field_checks.check(table, header, "step")
             assert (header["v"], header["id"], header["op"]) == (1, steps.request_id, "step")
             assert (header["session"], header["deadline_s"]) == (steps.session, steps.deadline_s)
             rows = header["rows"] if steps.is_batch else [header]

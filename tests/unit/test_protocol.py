@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentd_client import ProtocolError, RequestRejected, fields, protocol
+from latentd_client import ProtocolError, RequestRejected, field_checks, fields, protocol
 from latentd_client._exchange import Call, Exchange
 
 values = st.recursive(
@@ -113,7 +113,7 @@ def test_a_missing_field_is_named(op: str) -> None:
         if field.required:
             header = {f.name: good(f) for f in fields.OPS[op] if f.name != field.name}
             with pytest.raises(RequestRejected, match=field.name) as refused:
-                fields.check(fields.OPS[op], header, op)
+                field_checks.check(fields.OPS[op], header, op)
             assert refused.value.code == "invalid"
 
 
@@ -123,7 +123,7 @@ def test_a_field_of_a_wrong_type_is_named(op: str) -> None:
         for wrong in (b"x", [None], float("nan"), -1, 1 << 70):
             header = {f.name: good(f) for f in fields.OPS[op]} | {field.name: wrong}
             with pytest.raises(RequestRejected, match=field.name) as refused:
-                fields.check(fields.OPS[op], header, op)
+                field_checks.check(fields.OPS[op], header, op)
             assert refused.value.code == "invalid"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from latentd_client import CODES, Client, fields, protocol
+from latentd_client import CODES, Client, field_checks, fields, protocol
 from serving import Peer, seat, serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
@@ -43,7 +43,7 @@ def test_an_example_is_what_the_code_sends(header: dict[str, Any], frames: list[
 @pytest.mark.parametrize("header", [h for h, _ in EXAMPLES if "op" in h], ids=lambda h: h["op"])
 def test_an_example_request_has_the_fields_of_its_operation(header: dict[str, Any]) -> None:
     table = fields.STEP_ROWS if "rows" in header else fields.OPS[header["op"]]
-    fields.check(table, header, header["op"])
+    field_checks.check(table, header, header["op"])
     assert set(header) <= {"v", "id", "op", "raw"} | {field.name for field in table}
 
 

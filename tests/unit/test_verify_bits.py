@@ -25,3 +25,8 @@ def test_drafts_change_no_token(start: Start, sampling: SamplingParams) -> None:
 
 def test_rows_of_many_slots_share_a_step(start: Start) -> None:
     promises.rows_of_many_slots_share_a_step(start(max_slots=6), 6)
+
+
+def test_drafts_change_no_token_behind_two_thousand(start: Start) -> None:
+    engine = start(max_slots=8, max_ctx=2048, prefill_chunk=512)
+    promises.drafts_change_no_token(engine, promises.HOT, 12, prompt_len=1980)
