@@ -43,8 +43,10 @@ def soak(seed: int, operations: int) -> Counter[str]:
     draw = random.Random(seed)
     engine = FakeEngine(
         max_ctx=280, max_slots=4, buckets=(1, 2, 4), pages=draw.randint(5, 18),
-        prefill_chunk=draw.choice((1, 16, 64, 100)), cache=draw.random() < 0.8,
+        prefill_chunk=draw.choice((1, 16, 64, 100)), prefill_rows=draw.choice((0, 7)),
+        cache=draw.random() < 0.8,
     )  # fmt: skip
+    engine.fake.is_fast = draw.random() < 0.3
     clients = Clients(engine)
     weights = [WEIGHTS.get(name, 1) for name in NAMES]
     for name in draw.choices(NAMES, weights, k=operations):
