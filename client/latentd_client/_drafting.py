@@ -10,7 +10,7 @@ from latentd_client._exchange import Call
 from latentd_client._given import id_lists, token_ids, whole
 from latentd_client._stream import StreamReader
 from latentd_client._streaming import settle
-from latentd_client.errors import ProtocolError
+from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.ngram import Drafter, NgramDrafter
 from latentd_client.results import Step, Verified
 
@@ -137,6 +137,19 @@ def draft_next(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[Step
     return slot.advance(reader.hand_out())
 
 
+def _verify_what_fits(
+    calls: Calls, slot: BaseSlot, reader: DraftReader, draft: list[int]
+) -> Script[Verified]:
+    """Verify a draft, or where there are no pages for it, a plain step."""
+    rest = (reader.stop, reader.asked, reader.timeout_s)
+    try:
+        return (yield from verify(calls, slot, draft, None, *rest))
+    except RequestRejected as refusal:
+        if refusal.code != "no_pages" or not draft:
+            raise
+    return (yield from verify(calls, slot, (), None, *rest))
+
+
 def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[None]:
     """Fill `ready` with what a draft has brought."""
     assert calls.info is not None
@@ -146,9 +159,13 @@ def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[N
     )  # fmt: skip
     draft = list(reader.drafter.draft(room))[:room] if room > 0 else []
     before, token, is_forgotten = slot.context_len, slot.token, slot._is_forgotten
-    verified = yield from verify(
-        calls, slot, draft, None, reader.stop, reader.asked, reader.timeout_s
-    )
+    try:
+        verified = yield from _verify_what_fits(calls, slot, reader, draft)
+    except RequestRejected:
+        raise
+    except BaseException:  # it may run all the same: the next call on the slot asks how far it is
+        reader.end, slot._reader = None, reader
+        raise
     if draft:
         is_right = verified.accepted == len(draft)
         reader.room = min(MOST_DRAFT, 2 * reader.room if is_right else verified.accepted + 1)

@@ -13,6 +13,7 @@ from gates import Gate
 from latentd_client import (
     AsyncClient,
     Client,
+    DeadlineExceeded,
     NgramDrafter,
     ProtocolError,
     RequestRejected,
@@ -176,6 +177,34 @@ def test_who_leaves_a_drafted_stream_is_where_the_last_step_was(
     assert (slot.token, slot.context_len) == (text[3], 5)
     assert slot.step().token == text[4]
     assert [step.token for step in slot.stream(3)] == text[5:8]
+
+
+def test_a_drafted_stream_goes_on_without_drafts_where_there_are_no_pages_for_them(
+    endpoint: str,
+) -> None:
+    engine = FakeEngine(max_slots=8, pages=1)
+    text = follow(engine, [1] * 55, 10)
+    with serving(endpoint, engine), Client(endpoint) as client:
+        slot, found = client.open([1] * 55), list[int]()
+        drafted = slot.stream(30, draft=Oracle(text[1:]))
+        with pytest.raises(RequestRejected) as refusal:
+            found.extend(step.token for step in drafted)
+        assert refusal.value.code == "no_pages"
+        assert (found, slot.context_len) == (text[1:10], 64)
+
+
+def test_who_gave_a_draft_up_goes_on_from_the_last_step(endpoint: str, engine: FakeEngine) -> None:
+    text, gate = follow(engine, [1, 2], 30), Gate(engine)
+    with serving(endpoint, engine), Client(endpoint) as client:
+        slot = client.open([1, 2])
+        drafted = slot.stream(30, draft=Oracle(text[1:]), timeout_s=0.2)
+        found = [next(drafted).token for _ in range(7)]
+        gate.shut()
+        with pytest.raises(DeadlineExceeded):
+            next(drafted)
+        gate.open()
+        assert found == text[1:8]
+        assert [step.token for step in slot.stream(5)] == text[8:13]
 
 
 def test_a_drafted_stream_reaches_the_context_limit_and_then_says_so(
