@@ -69,6 +69,8 @@ def a_truncated_fork_writes_into_no_page_of_others(engine: Engine, length: int) 
     found = _force(engine, fork, forced)
     assert bool((slab_of(engine)[pages] == before).all())
     went_on = _force(engine, source, forced)
+    table = engine.backend.runner.buffers.inputs.block_table  # type: ignore[attr-defined]
+    assert (table.cpu().numpy() == engine.slots.table).all()
     for slot in (source, fork):
         scenarios.close(engine, slot)
     assert found == scenarios.decode(engine, prompt[:cut], forced)[1:]

@@ -174,7 +174,7 @@ class Launches:
         slot.task = None
         slot.token = outputs.tokens[0]
         self.counters.tokens += 1
-        if slot.chain:
+        if slot.chain and task.prompt_scores is None:
             self.counters.note_prompt(task.request.cached_tokens)
         self.events.append(
             OpenDone(
