@@ -134,6 +134,8 @@ class Clients:
         assert event.context_len == len(record.tokens)
         if not isinstance(event, StreamTokens) or event.end is not None:
             record.running = None
+            slot = self.engine.slots.slots[record.seat[0]]
+            assert slot.tokens[: len(record.tokens)].tolist() == record.tokens
 
 
 def check(engine: FakeEngine) -> None:

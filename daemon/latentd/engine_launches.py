@@ -9,6 +9,7 @@ has another task by the time it completes, or none, is dropped: nothing of it wa
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -142,7 +143,7 @@ class Launches:
                 slot, length = task.slot, task.pos + 1
                 if slot.task is task:
                     slot.task = None
-                    slot.tokens.append(task.token)
+                    slot.tokens[task.pos] = task.token
                     slot.token = token
                     slot.length = length
                     if not length % PAGE_SIZE:
@@ -166,8 +167,8 @@ class Launches:
         task.ahead -= plan.rows
         if outputs.prompt_scores is not None and task.prompt_scores is not None:
             task.prompt_scores.put(slot.length + 1, outputs.prompt_scores)
-        slot.tokens.frombytes(task.prompt[slot.length : slot.length + plan.rows].tobytes())
-        slot.length += plan.rows
+        first, slot.length = slot.length, slot.length + plan.rows
+        slot.tokens[first : slot.length] = task.prompt[first : slot.length].data
         self.slots.full.append(slot)
         if not plan.is_last:
             return
@@ -187,7 +188,7 @@ class Launches:
         request, slot = task.request, task.slot
         task.steps += 1
         request.credit -= 1
-        slot.tokens.append(task.token)
+        slot.tokens[slot.length] = task.token
         slot.length += 1
         slot.token = task.token = token
         if not slot.length % PAGE_SIZE:
@@ -219,7 +220,7 @@ class Launches:
         rows, length = slice(first, first + count), request.pos + count
         if slot.task is task:
             slot.task = None
-            slot.tokens.extend(task.tokens[:count])
+            slot.tokens[request.pos : length] = array("i", task.tokens[:count])
             slot.length = length
             slot.token = outputs.tokens[rows][-1]
             self.slots.cut(slot, length)

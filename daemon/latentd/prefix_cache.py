@@ -56,7 +56,7 @@ class PrefixCache:
         self.pool.share(pages)
         self.slots.append_filled(slot, pages)
         slot.length = len(slot.pages) * PAGE_SIZE
-        slot.tokens.frombytes(prompt[first : slot.length].tobytes())
+        slot.tokens[first : slot.length] = prompt[first : slot.length].data
         return slot.length - first
 
     def note_full(self) -> None:

@@ -42,7 +42,8 @@ class Sharing:
         self.pool.share(shared)
         self.slots.append_filled(slot, shared + copy, source.pages[full] if copy else -1)
         slot.length, slot.token = source.length, source.token
-        slot.tokens, slot.chain = source.tokens[:], source.chain[:]
+        slot.tokens[: slot.length] = source.tokens[: slot.length]
+        slot.chain = source.chain[:]
         return slot
 
     def begin(self, task: OpenTask, salt: str) -> None:

@@ -8,7 +8,6 @@ are mapped and copied before that, by `take_moves`.
 from __future__ import annotations
 
 import secrets
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,18 +38,18 @@ class Moves(NamedTuple):
 
 
 class Slot:
-    """One live sequence. `tokens` are those appended, `length` is their number, `token` is the last
-    sampled one. `chain` holds the digests of the full pages behind that of its beginning; empty
+    """One live sequence. `tokens` begins with those appended, `length` is their number, `token` is
+    the last sampled one. `chain` holds a digest of its beginning and of each full page; it is empty
     without a prefix cache."""
 
     __slots__ = ("borrowed", "chain", "epoch", "length", "limits", "mapped", "pages", "sampling",
                  "slot_id", "synced", "task", "token", "tokens")  # fmt: skip
 
-    def __init__(self, slot_id: int) -> None:
+    def __init__(self, slot_id: int, tokens: memoryview) -> None:
         self.slot_id = slot_id
         self.epoch = 0  # 0: the seat is free
         self.length = 0
-        self.tokens = array("i")
+        self.tokens = tokens
         self.chain: list[bytes] = []
         self.pages: list[int] = []
         self.token: int | None = None
@@ -70,7 +69,8 @@ class SlotTable:
         self.max_ctx = max_ctx
         self.max_pages = num_pages(max_ctx)
         self.pool = pool
-        self.slots = [Slot(slot_id) for slot_id in range(max_slots)]
+        self.tokens = np.zeros((max_slots, max_ctx), np.int32)  # takes memory where it is written
+        self.slots = [Slot(slot_id, self.tokens[slot_id].data) for slot_id in range(max_slots)]
         self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
         self._limited: dict[int, Limits | None] = {}  # slots whose limits the device lacks
         self.free_seats = list(range(max_slots - 1, -1, -1))
@@ -175,7 +175,6 @@ class SlotTable:
             self.note_full()
         slot.length, slot.token = length, None
         slot.borrowed = length % PAGE_SIZE > 0
-        del slot.tokens[length:]
         del slot.chain[1 + length // PAGE_SIZE :]
         self.cut(slot, length)
 

@@ -61,7 +61,7 @@ class Device:
         for word in words:
             page = self.table[slot.slot_id, slot.length // PAGE_SIZE]
             self.slab[page, slot.length % PAGE_SIZE] = word
-            slot.tokens.append(word)
+            slot.tokens[slot.length] = word
             slot.length += 1
 
     def read(self, slot: Slot) -> list[int]:
