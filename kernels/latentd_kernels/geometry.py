@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from latentd_kernels.head_tiles import ANY_HEADS
+
 PAGE_SIZE = 64
 """Tokens a page."""
 LATENT_DIM = 512
@@ -67,12 +69,12 @@ def pages_per_split(pages: int) -> int:
 def work_pages_per_split(pages: int, heads: int) -> int:
     """The same for the sm_90a kernels of f32 mode, where a CTA serves many heads.
 
-    With 64 heads and more, rows of more than 256 pages are cut into splits of at least 8. With up
-    to 48 heads, which one CTA serves, rows of up to 128 pages are still cut into splits of 2: a few
-    of them fill the card sooner (docs/measurements.md says what many of them pay). The device
-    computes the same in `work_plan.cuh`."""
+    With 64 heads and more, rows of more than 256 pages are cut into splits of at least 8. With
+    fewer than ANY_HEADS, which one CTA serves, rows of up to 128 pages are still cut into splits of
+    2: a few of them fill the card sooner (docs/measurements.md says what many of them pay). The
+    device computes the same in `work_plan.cuh`."""
     per_split = pages_per_split(pages)
-    if heads <= 48 and pages <= 128:
+    if heads < ANY_HEADS and pages <= 128:
         return min(2, per_split)
     return max(8, per_split) if heads >= 64 and pages > 256 else per_split
 

@@ -58,7 +58,7 @@ def chain_splits(per_split: int, heads: int) -> int:
     """Neighbouring splits of so many pages that fold into one chain (work_plan.cuh, chain_splits).
     With many heads a node is large and a batch has work enough for every CTA without short ones;
     but chains of a short row are short, so that a few such rows have enough of them."""
-    return 8 if heads > 48 and per_split == 2 else 4
+    return 8 if heads >= head_tiles.ANY_HEADS and per_split == 2 else 4
 
 
 def num_calls(rows: int) -> int:

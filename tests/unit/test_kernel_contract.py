@@ -7,7 +7,7 @@ import re
 import pytest
 
 from latentd_kernels import experts_resident as resident
-from latentd_kernels import geometry, limits, scores
+from latentd_kernels import geometry, head_tiles, limits, scores
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
 from latentd_kernels.experts import FEW_ROWS
 from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
@@ -142,6 +142,10 @@ def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
         ("route.cu", "kMaxTopK", MAX_TOP_K),
         ("route.cu", "kMaxMoeRows", MAX_MOE_ROWS),
         ("splits.cuh", "kMaxStepRows", MAX_CALL_ROWS),
+        ("work_plan.cuh", "kMinChains", head_tiles.MIN_CHAINS),
+        ("work_plan.cuh", "kShortChainPages", head_tiles.SHORT_CHAIN_PAGES),
+        ("work_plan.cuh", "kAnyHeads", head_tiles.ANY_HEADS),
+        ("work_plan.cuh", "kAnyTile", max(head_tiles.ANY_TILES)),
         ("limits.cuh", "kLimitHeader", limits.HEADER_WORDS),
         ("limits.cuh", "kMaxBias", limits.MAX_BIAS),
         ("scores.cu", "kMaxTop", scores.MAX_TOP),

@@ -6,6 +6,8 @@
 
 constexpr int kMinChains = 96;  // with fewer chains (times head groups) in a call, its nodes are single splits
 constexpr int kShortChainPages = 4;
+constexpr int kAnyHeads = 49;   // from so many on a CTA does not serve all heads, and a step may choose its head tile
+constexpr int kAnyTile = 48;    // the larger of those it chooses from; from 97 heads on tiles are larger
 constexpr int kPlanRows = 512;  // rows that are planned at a time, one a thread
 constexpr int kPlanCalls = kPlanRows / kMaxStepRows;
 
@@ -45,13 +47,15 @@ LATENTD_DEVICE int tile_rows(int row, int num_rows, int context_len, int most) {
 
 // Pages in one split of a row that has `pages` pages: geometry.work_pages_per_split.
 LATENTD_DEVICE int work_pages_per_split(int pages, int heads) {
-  if (heads <= 48 && pages <= 128) return min(2, pages_per_split(pages));
+  if (heads < kAnyHeads && pages <= 128) return min(2, pages_per_split(pages));
   if (heads < 64 || pages <= 256) return pages_per_split(pages);
   return max(8, pages_per_split(pages));
 }
 
 // Neighbouring splits that fold into one chain: work_plan.chain_splits.
-LATENTD_DEVICE int chain_splits(int pages_per_split, int heads) { return heads > 48 && pages_per_split == 2 ? 8 : 4; }
+LATENTD_DEVICE int chain_splits(int pages_per_split, int heads) {
+  return heads >= kAnyHeads && pages_per_split == 2 ? 8 : 4;
+}
 
 struct PlanArgs {
   int heads;          // 0: nothing is planned
@@ -74,7 +78,7 @@ struct CallSums {
 
 // Heads that a CTA takes in a call with so many splits, chains and pages: head_tiles.head_tile.
 LATENTD_DEVICE int head_tile(int heads, int most, int splits, int chains, int pages, int num_ctas) {
-  if (heads <= 48 || most > 48) return most;
+  if (heads < kAnyHeads || most > kAnyTile) return most;
   const int narrow = (heads + 31) / 32, wide = (heads + most - 1) / most;
   const bool few = chains * wide < kMinChains && chains * narrow >= kMinChains && chains * narrow <= num_ctas;
   return splits * narrow <= num_ctas || (few && pages <= kShortChainPages * chains) ? 32 : most;
