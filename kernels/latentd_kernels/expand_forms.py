@@ -50,11 +50,11 @@ class ExpandForm(NamedTuple):
 
     @property
     def smem(self) -> int:
-        """Bytes of dynamic shared memory: sizeof(Smem) in expand.cu or expand_row.cu."""
+        """Bytes of dynamic shared memory: sizeof(Smem) in expand.cu, or ROW_SMEM."""
         if self.is_quartered:
             return 0
         if self.has_one_row:
-            return 153_152
+            return ROW_SMEM
         line, warps, tiles = LATENT_DIM * 2 + 64, self.threads // 32, self.values // 16
         pass_rows = warps * self.cluster // 2 // self.parts
         rows = pass_rows * (2 if pass_rows == 8 and self.values == 128 else 1)
@@ -65,6 +65,9 @@ class ExpandForm(NamedTuple):
         latent = self.cluster * rows * line
         return weights + latent + 128 * self.threads + groups + slices + tile_ml + 65 * 16
 
+
+ROW_SMEM: Final = 153_152
+"""sizeof(Smem) in expand_row.cu."""
 
 QUARTERED: Final = ExpandForm(32, 4, 16, 1)
 """expand_quarters.cu: one row a CTA, of heads with 128 values. It needs little shared memory and so

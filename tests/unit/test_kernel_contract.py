@@ -9,6 +9,7 @@ import pytest
 from latentd_kernels import experts_resident as resident
 from latentd_kernels import geometry, head_tiles, limits, scores
 from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.expand_forms import ROW_SMEM
 from latentd_kernels.experts import FEW_ROWS
 from latentd_kernels.manifest import ARCH_FOLDERS, SOURCES
 from latentd_kernels.moe import MAX_EXPERTS, MAX_MOE_ROWS, MAX_TOP_K
@@ -142,6 +143,7 @@ def test_every_folder_of_sources_says_for_which_architectures_it_is() -> None:
         ("route.cu", "kMaxTopK", MAX_TOP_K),
         ("route.cu", "kMaxMoeRows", MAX_MOE_ROWS),
         ("splits.cuh", "kMaxStepRows", MAX_CALL_ROWS),
+        ("hopper/expand_row.cu", "kSmemBytes", ROW_SMEM),
         ("work_plan.cuh", "kMinChains", head_tiles.MIN_CHAINS),
         ("work_plan.cuh", "kShortChainPages", head_tiles.SHORT_CHAIN_PAGES),
         ("work_plan.cuh", "kAnyHeads", head_tiles.ANY_HEADS),

@@ -31,6 +31,8 @@ struct Smem {
   float warp_max[kMaxSplits / 32];
   float slices[kValues];
 };
+constexpr int kSmemBytes = 153152;
+static_assert(sizeof(Smem) == kSmemBytes);
 
 class ExpandRow {
  public:
