@@ -15,8 +15,8 @@ import numpy as np
 
 from latentd_client import packed, protocol
 from latentd_client._asked import NOTHING, name_masks, read_step
-from latentd_client._exchange import Call, Pending, Reply, refusal, seconds
-from latentd_client._given import raw_prompt, token_ids, whole
+from latentd_client._exchange import Call, Pending, Reply, refusal
+from latentd_client._given import raw_prompt, seconds, token_ids, whole
 from latentd_client._slot import BaseSlot, slot_pairs
 from latentd_client._streaming import settle
 from latentd_client._version import __version__

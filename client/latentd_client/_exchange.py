@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from latentd_client import packed, protocol
-from latentd_client._given import MAX_TIMEOUT_S as MAX_TIMEOUT_S
-from latentd_client._given import seconds as seconds
+from latentd_client._given import seconds
 from latentd_client.errors import DeadlineExceeded, ProtocolError, RequestRejected
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._asked import asked
 from latentd_client._calls import Calls
-from latentd_client._exchange import MAX_TIMEOUT_S, Call, Pending, seconds
-from latentd_client._given import data_endpoint
+from latentd_client._exchange import Call, Pending
+from latentd_client._given import MAX_TIMEOUT_S, data_endpoint, seconds
 from latentd_client._link import Link
 from latentd_client._turns import Turns
 from latentd_client._watch import Watch
