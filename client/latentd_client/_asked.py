@@ -66,6 +66,8 @@ def asked(
 
 def name_masks(masks: Sequence[Mask | None], rows: Sequence[Header], raw: list[Tensor]) -> None:
     """Give each row of a step its mask, if it has one: all of them in one frame behind `raw`."""
+    if not hasattr(masks, "__len__"):
+        raise ProtocolError(f"masks are {masks!r:.40}, must be a list of one for each row")
     if len(masks) != len(rows):
         raise ProtocolError(f"masks are {len(masks)}, must be one for each of {len(rows)} rows")
     packed: list[NDArray[np.uint8]] = []

@@ -51,6 +51,12 @@ def test_rows_that_are_no_pairs_of_slots_and_tokens_are_named(client: Any) -> No
     assert client.step([(slot, None)])[0].context_len == 2
 
 
+@pytest.mark.parametrize("masks", [5, iter(())])
+def test_masks_that_are_no_list_are_named(client: Any, masks: object) -> None:
+    with pytest.raises(ProtocolError, match=r"masks are .*, must be a list of one for each row"):
+        client.step([(client.open([1]), None)], masks=masks)
+
+
 @pytest.mark.parametrize("stop", [None, 5])
 def test_stop_that_is_no_list_is_named(client: Any, stop: object) -> None:
     with pytest.raises(ProtocolError, match=f"stop is {stop}, must be a list of token ids"):
