@@ -166,6 +166,15 @@ def test_a_drafted_stream_ends_with_a_stop_token(client: Any, engine: FakeEngine
     assert slot.step().token == follow(engine, [1, 2], 3 + len(found))[1 + len(found)]
 
 
+def test_a_drafted_stream_ends_behind_a_stop_sequence(client: Any, engine: FakeEngine) -> None:
+    text = follow(engine, [1, 2], 30)
+    slot = client.open([1, 2])
+    drafted = slot.stream(30, stop_sequences=[text[9:11], [256]], draft=Oracle(text[1:]))
+    assert [step.token for step in drafted] == text[1:11]
+    assert (slot.token, slot.context_len) == (text[10], 12)
+    assert slot.step().token == text[11]
+
+
 def test_who_leaves_a_drafted_stream_is_where_the_last_step_was(
     client: Any, engine: FakeEngine
 ) -> None:
