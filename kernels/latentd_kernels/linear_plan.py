@@ -17,13 +17,14 @@ BLOCK_K: Final = 64
 """k of a block of the rings: K is a multiple of it."""
 _PANEL: Final = 64  # weight rows of a warpgroup
 _FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs idle
-_NAME: Final = re.compile(r"(t?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)")
+_NAME: Final = re.compile(r"([tp]?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)")
 _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
 WHOLE_ROWS: Final = 8
 WHOLE_THREADS: Final = 160
 _UNIT: Final = 16  # weight rows that the kernels of linear_turns.cuh deal out
 _FOUR: Final = 4  # features that a thread stores at once
+_EIGHT: Final = 8  # features whose gate and up rows lie together in a kernel of linear_turns.cuh
 _STORE_BYTES: Final = 8192  # of a warpgroup of a kernel of linear_turns.cuh
 _SM_SMEM: Final = 228 * 1024
 _CTA_SMEM: Final = 1024  # that the system takes of it for each CTA
@@ -39,27 +40,34 @@ class LinearKernel(NamedTuple):
     stages_x: int
     segments: int  # of K, one after the other in a CTA
     ctas: int  # that share a tile's segments
-    turns: bool = False  # a CTA takes one tile after the other
+    teams: int = 0  # of warpgroups, in a CTA that takes one tile after the other
     even: bool = False  # panels are made lower until the tiles fill whole rounds of the card
 
     @property
     def variant(self) -> str:
         """The part of the entry point's name behind linear_ or gated_."""
         n, g, w, x, s = self[:5]
-        return f"turns_n{n}_g{g}_w{w}" if self.turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        turns = ("", "turns_", "teams_")[self.teams]
+        return f"{turns}n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+
+    @property
+    def turns(self) -> bool:
+        """Whether it is an instance of `LinearTurns`."""
+        return self.teams > 0
 
     @property
     def threads(self) -> int:
         """Threads of a CTA: warpgroups, and those that copy: copying_threads in linear.cuh."""
         if self.groups == 5 and self.rows >= 128:
             return 128 * self.groups
-        return 128 * self.groups + (128 if self.groups == 2 and self.rows > 128 else 32)
+        deals = self.teams > 1 or (self.groups == 2 and self.rows > 128)  # registers
+        return 128 * self.groups + (128 if deals else 32)
 
     @property
     def smem(self) -> int:
         """Bytes of dynamic shared memory: barriers, rings, where sums lie or arrive, and half of
         those of a first segment for which the registers have no room."""
-        features = _PANEL * self.groups
+        features = _PANEL * self.groups // max(1, self.teams)
         ring = self.stages_w * features * 128 + self.stages_x * self.rows * 128
         if self.turns:
             return _ALIGN_BYTES + _BARRIER_BYTES + ring + self.groups * _STORE_BYTES
@@ -129,8 +137,10 @@ def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel:
             key=lambda m: abs(log2(m[0] / weight_rows)) + abs(log2(m[1] / k)),
         )
     names = MEASURED[matrix][1].split()
-    place = next((i for i, most in enumerate(ROWS) if rows <= most), -1)
-    return parse(names[place], segments)
+    if gated and weight_rows % (2 * _EIGHT):  # kernels that take turns could not load the pairs
+        names = [name for name in names if name[0].isdigit()]
+    place = next((i for i, most in enumerate(ROWS) if rows <= most), len(ROWS) - 1)
+    return parse(names[min(place, len(names) - 1)], segments)
 
 
 class WholeKernel(NamedTuple):
@@ -165,9 +175,9 @@ def parse(name: str, segments: int) -> LinearKernel:
     """A kernel from its short name in the table, for a matrix with that many segments of K."""
     found = _NAME.fullmatch(name)
     assert found is not None, name
-    turns, *numbers, even = found.groups()
+    prefix, *numbers, even = found.groups()
     rows, groups, stages_w, stages_x, own = (int(part or 0) for part in numbers)
-    own = own or 1
+    own, teams = own or 1, {"": 0, "t": 1, "p": 2}[prefix]
     return LinearKernel(
-        rows, groups, stages_w, stages_x or stages_w, own, segments // own, bool(turns), bool(even)
+        rows, groups, stages_w, stages_x or stages_w, own, segments // own, teams, bool(even)
     )

@@ -116,6 +116,31 @@ def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool, shape: tuple[in
                 assert torch.equal(out, alone), (segments, name, kind)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_kernels_that_take_turns_also_store_where_the_copy_engine_cannot(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(11)
+    ops = make_ops()
+    weight, x = randn(20_000, 320, scale=0.03), randn(300, 320)
+    if not ops.takes(weight):
+        pytest.skip("the kernels of sm_90a")
+    kind = int(dtype == torch.float32)
+    turns = {
+        (n, key[2]) for key, (_, all_) in MEASURED.items() for n in all_.split() if n[0] == "t"
+    }
+    for name, gated in sorted(turns):
+        if gated and kind:
+            continue
+        kernel, width = parse(name, 1), 10_000 if gated else 20_000
+        aligned, wide = poisoned(300, width, dtype=dtype), poisoned(300, width + 2, dtype=dtype)
+        ops.hopper_product(x, weight, aligned, 300, kind, gated, kernel)
+        ops.hopper_product(x, weight, wide[:, 1:-1], 300, kind, gated, kernel)
+        assert torch.equal(wide[:, 1:-1], aligned), name
+        assert wide[:, 0].isnan().all()
+        assert wide[:, -1].isnan().all()
+
+
 @pytest.mark.parametrize("shape", [(2048, 2048), (3648, 2048)], ids=name)
 def test_ctas_that_hold_their_weights_give_the_bits_of_those_that_do_not(
     shape: tuple[int, int],

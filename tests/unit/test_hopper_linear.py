@@ -31,6 +31,9 @@ def launches(arch: str) -> tuple[DenseLaunches, Recorder]:
     return DenseLaunches(library, nothing, nothing, "f32", 0), library  # type: ignore[arg-type]
 
 
+FORMS = ("linear", "gated")
+
+
 def bf16(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
 
@@ -49,7 +52,7 @@ def test_architecture_and_k_alone_decide_which_kernels_multiply(
         ops.gated_linear(bf16(rows, k), bf16(200, k), bf16(rows, 100), rows)
     names = [launch.name for launch in library.launches]
     assert len(names) == 14
-    of_hopper = ("linear_n", "gated_n", "linear_turns_n", "gated_turns_n")
+    of_hopper = tuple(f"{form}_{how}n" for form in FORMS for how in ("", "turns_", "teams_"))
     assert all(name.startswith(of_hopper) == hopper for name in names)
     assert bool(maps) == hopper
 
@@ -91,19 +94,30 @@ def test_results_are_stored_by_fours_where_they_are_aligned(
     [
         (200, torch.bfloat16, True, True),
         (204, torch.bfloat16, False, False),  # rows that do not start at multiples of 16 bytes
-        (204, torch.float32, False, True),
+        (204, torch.float32, True, True),
     ],
 )
-def test_the_copy_engine_stores_aligned_bf16_results(
+def test_the_copy_engine_stores_aligned_results(
     width: int, dtype: torch.dtype, stored: bool, vectors: bool, maps: list[tuple[Any, ...]]
 ) -> None:
     ops, library = launches("sm_90a")
     out, turns = torch.zeros(300, width, dtype=dtype), parse("t128.3.5", 1)
     kind = 0 if dtype == torch.bfloat16 else 1
     ops.hopper_product(bf16(300, 128), bf16(200, 128), out, 300, kind, False, turns)
-    strides = (width * out.element_size(),)
-    assert ((out.data_ptr(), (200, 300), strides, (64, 16)) in maps) == stored
+    dims, strides = (100 * out.element_size(), 300), (width * out.element_size(),)
+    assert ((out.data_ptr(), dims, strides, (64, 16)) in maps) == stored
     assert library.launches[0].args[-1].value == vectors
+
+
+@pytest.mark.parametrize("name", ["t128.4.4", "p128.4.6"])
+def test_gated_kernels_that_take_turns_load_gate_and_up_rows_by_eights(
+    name: str, maps: list[tuple[Any, ...]]
+) -> None:
+    ops, _ = launches("sm_90a")
+    weight = bf16(400, 192)[:, :128]
+    ops.hopper_product(bf16(300, 128), weight, bf16(300, 200), 300, 0, True, parse(name, 1))
+    dims, strides = (64, 8, 2, 25, 2), (384, 200 * 384, 8 * 384, 128)
+    assert (weight.data_ptr(), dims, strides, (64, 8, 2, 4, 1)) in maps
 
 
 def test_a_cluster_shares_the_segments_of_a_matrix(maps: list[tuple[Any, ...]]) -> None:

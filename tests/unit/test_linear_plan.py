@@ -73,10 +73,10 @@ def test_lower_panels_fill_whole_rounds_of_the_card() -> None:
 def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
     source = (SOURCES / "hopper/linear.cu").read_text()
     found = set()
-    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS)?\(([\d, ]+)\)$"
+    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS|_TEAMS)?\(([\d, ]+)\)$"
     for form, turns, sizes in re.findall(instance, source, re.MULTILINE):
         n, g, w, x, s = (*sizes.split(", "), "1", "1")[:5]
-        variant = f"turns_n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        variant = f"{turns[1:].lower()}_n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
         found.add(f"{form.lower()}_{variant}")
     wanted = {
         ("gated_" if gated else "linear_") + parse(name, segments).variant
@@ -94,6 +94,11 @@ def test_every_measured_matrix_has_a_kernel_for_each_number_of_rows() -> None:
 def test_a_matrix_that_was_not_measured_takes_the_kernels_of_one_like_it() -> None:
     assert num_segments(3700, 2048) == num_segments(3648, 2048)
     assert choose(3700, 2048, 8, False) == choose(3648, 2048, 8, False)
+
+
+def test_a_gated_matrix_whose_features_are_no_multiple_of_eight_takes_no_turns() -> None:
+    assert choose(21888, 2048, 512, True).turns
+    assert not any(choose(21892, 2048, rows, True).turns for rows in ROW_COUNTS)
 
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=str)

@@ -8,78 +8,62 @@ constexpr int kMaxTop = 20;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// An id with its logit in one word, so that the greater one is told first: the ordered key, then the complement of the
-// id. Infinitely unlikely ids (-inf: forbidden ones) and NaN are never told: they have the key 0.
-using Ranked = unsigned long long;
-LATENTD_DEVICE Ranked ranked(float v, int id) {
-  const uint32_t key = v > -INFINITY ? ordered_key(v) : kNanKey;
-  return static_cast<Ranked>(key) << 32 | ~static_cast<uint32_t>(id);
-}
-LATENTD_DEVICE bool is_told(Ranked r) { return r >> 32 != kNanKey; }
-LATENTD_DEVICE int id_of(Ranked r) { return static_cast<int>(~static_cast<uint32_t>(r)); }
-
-// The greatest of some values, by pairs.
-template <int kEach>
-LATENTD_DEVICE Ranked greatest(const Ranked (&v)[kEach]) {
-  if constexpr (kEach == 1) {
-    return v[0];
-  } else {
-    Ranked half[(kEach + 1) / 2];
-#pragma unroll
-    for (int i = 0; i < kEach / 2; i++) half[i] = max(v[2 * i], v[2 * i + 1]);
-    if constexpr (kEach % 2 == 1) half[kEach / 2] = v[kEach - 1];
-    return greatest(half);
-  }
-}
+// Infinitely unlikely ids (-inf: forbidden ones) and NaN are never told.
+LATENTD_DEVICE uint32_t told_key(float v) { return v > -INFINITY ? ordered_key(v) : kNanKey; }
 
 // The best `top` of a warp's values, in order, to `out`; what is taken is struck out of `mine`.
 template <int kEach>
-LATENTD_DEVICE void warp_top(Ranked (&mine)[kEach], int top, Ranked* out) {
+LATENTD_DEVICE void warp_top(Best (&mine)[kEach], int top, Best* out) {
   for (int n = 0; n < top; n++) {
-    const Ranked best = greatest(mine);
-    const uint32_t high = static_cast<uint32_t>(best >> 32), key = __reduce_max_sync(0xffffffffu, high);
-    const uint32_t low = __reduce_max_sync(0xffffffffu, high == key ? static_cast<uint32_t>(best) : 0u);
-    const Ranked taken = static_cast<Ranked>(key) << 32 | low;
+    Best best{kNanKey, 0x7fffffff};
 #pragma unroll
-    for (int i = 0; i < kEach; i++) mine[i] = mine[i] == taken ? 0 : mine[i];
-    if ((threadIdx.x & 31) == 0) out[n] = taken;
+    for (int i = 0; i < kEach; i++) {
+      if (mine[i].key > best.key || (mine[i].key == best.key && mine[i].id < best.id)) best = mine[i];
+    }
+    best = warp_best(best);
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      if (mine[i].id == best.id) mine[i].key = kNanKey;
+    }
+    if ((threadIdx.x & 31) == 0) out[n] = best;
   }
 }
 
 // The best `top` of all values of the CTA, to `out`, by its first warp.
 template <int kEach>
-LATENTD_DEVICE void cta_top(Ranked (&mine)[kEach], int top, Ranked* out) {
-  __shared__ Ranked of_warps[kWarps][kMaxTop];
-  warp_top(mine, top, of_warps[threadIdx.x >> 5]);
+LATENTD_DEVICE void cta_top(Best (&mine)[kEach], int top, Best* out) {
+  __shared__ Best bests[kWarps][kMaxTop];
+  const int lane = threadIdx.x & 31;
+  warp_top(mine, top, bests[threadIdx.x >> 5]);
   __syncthreads();
   if (threadIdx.x >= 32) return;
   constexpr int kLane = kWarps * kMaxTop / 32;
-  Ranked all[kLane];
+  Best of_warps[kLane];
 #pragma unroll
   for (int i = 0; i < kLane; i++) {
-    const int at = threadIdx.x + 32 * i, warp = at / kMaxTop, n = at % kMaxTop;
-    all[i] = n < top ? of_warps[warp][n] : 0;
+    const int at = lane + 32 * i, warp = at / kMaxTop, n = at % kMaxTop;
+    of_warps[i] = n < top ? bests[warp][n] : Best{kNanKey, 0x7fffffff};
   }
-  warp_top(all, top, out);
+  warp_top(of_warps, top, out);
   __syncwarp();
 }
 
 // kernel score_parts: the likeliest ids of every chunk of 4096 ids of a row.
-// shapes: logits [rows, vocab] f32, row_stride elements apart; parts [rows, 128, 20] of Ranked, the first `top` of
-//   each chunk in order; vocab <= 524288, top <= 20
+// shapes: logits [rows, vocab] f32, row_stride elements apart; parts [rows, 128, 20] of (ordered key, id), the first
+//   `top` of each chunk in order; vocab <= 524288, top <= 20
 // rounds: none; ties go to the lower id; NaN and -inf come last, with key 0
 // launch: grid (ceil(vocab / 4096), rows, 1), 256 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads)
-    score_parts(const float* logits, Ranked* parts, int top, int vocab, long long row_stride) {
+    score_parts(const float* logits, Best* parts, int top, int vocab, long long row_stride) {
   pdl_launch();
   pdl_wait();
   const int row = blockIdx.y, first = blockIdx.x * kChunk + threadIdx.x;
   const float* l = logits + row * row_stride;
-  Ranked mine[kChunk / kThreads];
+  Best mine[kChunk / kThreads];
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; i++) {
     const int id = first + i * kThreads;
-    mine[i] = id < vocab ? ranked(l[id], id) : 0;
+    mine[i] = {id < vocab ? told_key(l[id]) : kNanKey, id};
   }
   cta_top(mine, top, parts + (static_cast<long long>(row) * kMaxChunks + blockIdx.x) * kMaxTop);
 }
@@ -92,32 +76,33 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // rounds: f32: (logit - maximum) - log of the sum, as the sampler has it for its token
 // launch: grid (rows, 1, 1), 256 threads, no dynamic shared memory
 extern "C" __global__ void __launch_bounds__(kThreads)
-    score_rows(const float* logits, const Ranked* parts, const float2* normalizers, const int* targets, int* ids,
+    score_rows(const float* logits, const Best* parts, const float2* normalizers, const int* targets, int* ids,
                float* logprobs, float* target_logprobs, volatile long long* done, int top, int vocab,
                long long row_stride, long long step) {
   pdl_launch();
   pdl_wait();
-  __shared__ Ranked tops[kMaxTop];
+  __shared__ Best tops[kMaxTop];
   const int row = blockIdx.x, chunks = (vocab + kChunk - 1) / kChunk;
   const float* l = logits + row * row_stride;
   const float2 normalizer = normalizers[row];
   const auto logprob = [&](float v) { return (v == normalizer.x ? 0.0f : v - normalizer.x) - normalizer.y; };
   if (top > 0) {
     constexpr int kEach = kMaxChunks * kMaxTop / kThreads;
-    const Ranked* of_row = parts + static_cast<long long>(row) * kMaxChunks * kMaxTop;
-    Ranked mine[kEach];
+    const Best* of_row = parts + static_cast<long long>(row) * kMaxChunks * kMaxTop;
+    Best mine[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
       const int at = threadIdx.x + i * kThreads, chunk = at / kMaxTop, n = at % kMaxTop;
-      mine[i] = chunk < chunks && n < top ? of_row[chunk * kMaxTop + n] : 0;
+      mine[i] = chunk < chunks && n < top ? of_row[chunk * kMaxTop + n] : Best{kNanKey, 0x7fffffff};
     }
     cta_top(mine, top, tops);
   }
   if (threadIdx.x >= 32) return;
   if (threadIdx.x < top) {
-    const Ranked best = tops[threadIdx.x];
-    ids[row * kMaxTop + threadIdx.x] = is_told(best) ? id_of(best) : -1;
-    logprobs[row * kMaxTop + threadIdx.x] = is_told(best) ? logprob(l[id_of(best)]) : 0.0f;
+    const Best best = tops[threadIdx.x];
+    const bool is_one = best.key != kNanKey;
+    ids[row * kMaxTop + threadIdx.x] = is_one ? best.id : -1;
+    logprobs[row * kMaxTop + threadIdx.x] = is_one ? logprob(l[best.id]) : 0.0f;
   }
   if (threadIdx.x == 0) {
     const int target = targets[row];

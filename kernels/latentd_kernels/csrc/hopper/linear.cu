@@ -11,7 +11,7 @@ LATENTD_DEVICE void run(const Cta& cta) {
     if constexpr (Cta::kDealsRegisters) give_registers<24>();
     cta.produce();
   } else {
-    if constexpr (Cta::kDealsRegisters) take_registers<240>();
+    if constexpr (Cta::kDealsRegisters) take_registers<Cta::kTakes>();
     cta.consume();
   }
 }
@@ -34,16 +34,15 @@ extern __shared__ char smem[];
       gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, int height, LATENTD_OUT) { \
     run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, height, LATENTD_ARGS));       \
   }
-#define LATENTD_LINEAR_TURNS(n, groups, stages)                                            \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                          \
-      linear_turns_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) { \
-    run(LinearTurns<n, groups, stages, false>(&weight, &x, &stored, LATENTD_ARGS));        \
+#define LATENTD_TAKES_TURNS(name, n, groups, stages, gated, teams)                                       \
+  extern "C" __global__ void __launch_bounds__(128 * groups + (teams > 1 ? 128 : 32), teams > 1 ? 1 : 0) \
+      name##_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) {                     \
+    run(LinearTurns<n, groups, stages, gated, teams>(&weight, &x, &stored, LATENTD_ARGS));               \
   }
-#define LATENTD_GATED_TURNS(n, groups, stages)                                            \
-  extern "C" __global__ void __launch_bounds__(128 * groups + 32)                         \
-      gated_turns_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) { \
-    run(LinearTurns<n, groups, stages, true>(&weight, &x, &stored, LATENTD_ARGS));        \
-  }
+#define LATENTD_LINEAR_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(linear_turns, n, groups, stages, false, 1)
+#define LATENTD_LINEAR_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(linear_teams, n, groups, stages, false, 2)
+#define LATENTD_GATED_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(gated_turns, n, groups, stages, true, 1)
+#define LATENTD_GATED_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(gated_teams, n, groups, stages, true, 2)
 
 // kernel linear_n*: out = W x by warpgroup products; n batch rows and g panels of `height` weight rows a CTA, rings of
 //   w and x blocks of 64 k, s segments of K a CTA.
@@ -61,17 +60,19 @@ extern __shared__ char smem[];
 // rounds: both products in f32 as in linear_n with S = 1; the result lands once
 // launch: as linear_n with S = 1
 
-// kernel linear_turns_n*: linear_n with S = 1 by CTAs that take one tile after the other.
+// kernel linear_turns_n*, linear_teams_n*: linear_n with S = 1 by CTAs that take one tile after the other, of teams two
+//   at a time.
 // shapes: as linear_n; out also as a tensor map `stored` in boxes of 16 rows by 128 bytes (any map when the copy engine
 //   cannot store it: `vectors` = 0, or f32 added to)
 // rounds: as linear_n with S = 1
-// launch: grid (ceil(rows / n), equal shares of the weights), 128 g + 32 threads, dynamic shared memory as in
-//   linear_plan.py
+// launch: grid (ceil(rows / n), equal shares of the weights), 128 g + 32 threads, of teams 128 g + 128, dynamic shared
+//   memory as in linear_plan.py
 
-// kernel gated_turns_n*: gated_n by CTAs that take one tile after the other.
-// shapes: as gated_n with weight in boxes of 64 rows; `stored` as in linear_turns_n
+// kernel gated_turns_n*, gated_teams_n*: gated_n by CTAs that take one tile after the other, of teams two at a time.
+// shapes: as gated_n with weight in boxes of 8 gate rows and the 8 up rows of the same features, four times, by 64
+//   columns (num_features a multiple of 8); `stored` as in linear_turns_n
 // rounds: as gated_n
-// launch: as linear_turns_n
+// launch: as linear_turns_n and linear_teams_n
 
 // Instances: those of linear_table.py.
 LATENTD_LINEAR(8, 1, 6, 6, 1)
@@ -132,3 +133,5 @@ LATENTD_LINEAR_TURNS(96, 3, 5)
 LATENTD_LINEAR_TURNS(128, 2, 6)
 LATENTD_LINEAR_TURNS(128, 3, 5)
 LATENTD_GATED_TURNS(128, 4, 4)
+LATENTD_LINEAR_TEAMS(128, 4, 6)
+LATENTD_GATED_TEAMS(128, 4, 6)

@@ -30,6 +30,7 @@ struct LinearCta {
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups) > 0;
   static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups) == 128;
+  static constexpr int kTakes = 240;  // registers
   static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
   static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");
   static constexpr int kAccumulators = kRows / 2;

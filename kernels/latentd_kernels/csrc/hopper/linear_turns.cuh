@@ -2,42 +2,47 @@
 // other of an equal share of the weights. While its warpgroups store a tile, the copying thread already fills the rings
 // for the next one. The same bits: a tile's sums are all its own.
 //
+// The warpgroups may be two teams that take every other tile each: one multiplies while the other stores.
+//
 // A panel of 64 features that are all there goes to the copy engine, 16 batch rows at a time; all else, and what is
-// added to, goes from registers to memory. In a gated product two warpgroups share a panel: one has the gates, the
-// other the up of the same features. Of every 16 batch rows the former finishes the first eight, the latter the others.
+// added to, goes from registers to memory. In a gated product two warpgroups share a panel, each with 32 of its
+// features: eight gate rows, then the eight up rows of the same features, so that a thread holds the sums of both.
 #pragma once
 #include "linear_parts.cuh"
 
-template <int kRows, int kGroups, int kStages, bool kGated>
+template <int kRows, int kGroups, int kStages, bool kGated, int kTeams = 1>
 struct LinearTurns {
-  static_assert(kRows % 16 == 0 && (!kGated || kGroups % 2 == 0), "no such CTA");
+  static_assert(kRows % 16 == 0 && kGroups % (kTeams * (kGated ? 2 : 1)) == 0, "no such CTA");
   static constexpr int kSharing = kGated ? 2 : 1;  // warpgroups that share a panel
-  static constexpr int kPanels = kGroups / kSharing, kPanelFeatures = 64;
+  static constexpr int kTeamGroups = kGroups / kTeams;
+  static constexpr int kPanels = kTeamGroups / kSharing, kPanelFeatures = 64;  // of a tile
+  static constexpr int kGroupFeatures = kPanelFeatures / kSharing;
   static constexpr int kUnitFeatures = 16, kPanelUnits = kPanelFeatures / kUnitFeatures;
-  static constexpr int kTileUnits = kPanelUnits * kPanels;
+  static constexpr int kGroupUnits = kPanelUnits / kSharing, kTileUnits = kPanelUnits * kPanels;
   static constexpr int kConsumers = 128 * kGroups, kCopier = kConsumers;
-  static constexpr bool kCopyingWarp = true, kDealsRegisters = false;
+  static constexpr bool kCopyingWarp = true, kDealsRegisters = kTeams > 1;
+  static constexpr int kTakes = 112;  // registers
   static constexpr int kAccumulators = kRows / 2;
-  static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
+  static constexpr int kBytesW = kTeamGroups * kPanelBytes, kBytesX = kRows * 128;
+  static constexpr int kGroupBarrier = kConsumerBarrier + kGroups;     // named barriers of a warpgroup each
   static constexpr int kPassRows = 16;                                 // batch rows that are stored together
-  static constexpr int kBuffers = 4;                                   // of a panel, used in turn
+  static constexpr int kBuffers = 4 * kSharing;                        // of a panel, used in turn
   static constexpr int kBufferBytes = kPassRows * kPanelFeatures * 2;  // half as many f32; swizzled for the copy engine
-  static constexpr int kStoreBytes =
-      kSharing * kBuffers * kBufferBytes;  // of a panel: half of a gated one's to hand over
+  static constexpr int kStoreBytes = kBuffers * kBufferBytes;
 
-  // A block of 64 k of a tile.
+  // A block of 64 k of the tile that is taken as number `turn`.
   struct Place {
-    int unit, block;
+    int turn, block;
   };
 
   const TensorMap* weight_map;
   const TensorMap* x_map;
   const TensorMap* out_map;
   Output out;  // ends with the features of this CTA
-  int num_features;
   Units units;
   int k_blocks, rows, first_row;
-  uint32_t full_w, full_x, empty;  // barriers
+  int tiles, first_tile;
+  uint32_t full_w, full_x, empty, order;  // barriers; of a team: it may multiply
   uint32_t w, x, buffers;
 
   LATENTD_DEVICE LinearTurns(const TensorMap* weight_map, const TensorMap* x_map, const TensorMap* out_map,
@@ -46,39 +51,48 @@ struct LinearTurns {
         x_map(x_map),
         out_map(out_map),
         out(out),
-        num_features(out.num_features),
-        units((num_features + kUnitFeatures - 1) / kUnitFeatures, blockIdx.y, gridDim.y),
+        units((out.num_features + kUnitFeatures - 1) / kUnitFeatures, blockIdx.y, gridDim.y),
         k_blocks(k_blocks),
         rows(rows) {
-    if (units.end * kUnitFeatures < num_features) this->out.num_features = units.end * kUnitFeatures;
+    if (units.end * kUnitFeatures < out.num_features) this->out.num_features = units.end * kUnitFeatures;
     first_row = blockIdx.x * kRows;
+    tiles = (units.end - units.first + kTileUnits - 1) / kTileUnits;
+    first_tile = blockIdx.y % tiles;
     full_w = (smem + 1023) & ~1023u;  // tiles start at multiples of 1024 bytes
     full_x = full_w + 8 * kStages;
     empty = full_x + 8 * kStages;
+    order = empty + 8 * kStages;
     w = full_w + 1024;
     x = w + kStages * kBytesW;
     buffers = x + kStages * kBytesX;
   }
-  LATENTD_DEVICE bool is_tile(const Place& at) const { return at.unit < units.end; }
+  // Most shares end with a tile of few features, which costs nearly as many copies of activations as a whole one and
+  // leaves the memory idle: each CTA begins with another tile, so that not all take their last one at the same time.
+  LATENTD_DEVICE int unit_of(int turn) const {
+    const int tile = turn + first_tile;
+    return units.first + (tile < tiles ? tile : tile - tiles) * kTileUnits;
+  }
+  LATENTD_DEVICE bool is_tile(const Place& at) const { return at.turn < tiles; }
   LATENTD_DEVICE void advance(Place& at) const {
-    if (++at.block == k_blocks) at.block = 0, at.unit += kTileUnits;
+    if (++at.block == k_blocks) at.block = 0, at.turn++;
   }
 
   // ---- The copying thread -------------------------------------------------------------------------------------
 
   LATENTD_DEVICE void load_w(const Place& at, int stage) const {
-    const uint32_t barrier = full_w + 8 * stage;
-    const int rest = (units.end - at.unit + kPanelUnits - 1) / kPanelUnits, k = at.block * 64;
+    const uint32_t barrier = full_w + 8 * stage, dst = w + stage * kBytesW;
+    const int unit = unit_of(at.turn), rest = (units.end - unit + kGroupUnits - 1) / kGroupUnits;
     const uint64_t policy = gridDim.x == 1 ? kEvictFirst : kEvictNormal;
-    barrier_expect(barrier, (rest < kPanels ? rest : kPanels) * kSharing * kPanelBytes);
+    barrier_expect(barrier, (rest < kTeamGroups ? rest : kTeamGroups) * kPanelBytes);
 #pragma unroll
-    for (int p = 0; p < kPanels; p++) {
-      if (p >= rest) break;
-      const uint32_t panel = w + stage * kBytesW + p * kSharing * kPanelBytes;
-      const int feature = at.unit * kUnitFeatures + p * kPanelFeatures;
-      tensor_load_keep(panel, weight_map, k, feature, barrier, policy);
-      if constexpr (kGated)
-        tensor_load_keep(panel + kPanelBytes, weight_map, k, num_features + feature, barrier, policy);
+    for (int g = 0; g < kTeamGroups; g++) {
+      if (g >= rest) break;
+      const int feature = unit * kUnitFeatures + g * kGroupFeatures;
+      if constexpr (kGated) {
+        tensor_load_keep(dst + g * kPanelBytes, weight_map, 0, 0, 0, feature / 8, at.block, barrier, policy);
+      } else {
+        tensor_load_keep(dst + g * kPanelBytes, weight_map, at.block * 64, feature, barrier, policy);
+      }
     }
   }
   LATENTD_DEVICE void load_x(const Place& at, int stage) const {
@@ -91,14 +105,15 @@ struct LinearTurns {
     for (int i = 0; i < kStages; i++) {
       barrier_init(full_w + 8 * i, 1);
       barrier_init(full_x + 8 * i, 1);
-      barrier_init(empty + 8 * i, kGroups);
+      barrier_init(empty + 8 * i, kTeamGroups);
     }
+    for (int i = 0; i < kTeams; i++) barrier_init(order + 8 * i, kTeamGroups);
     barrier_init_fence();
-    Place at{units.first, 0};
+    Place at{0, 0};
     for (int i = 0; i < kStages && is_tile(at); i++, advance(at)) load_w(at, i);
   }
   LATENTD_DEVICE void copy_blocks() const {
-    Place at{units.first, 0};
+    Place at{0, 0};
     for (int i = 0; i < kStages && is_tile(at); i++, advance(at)) load_x(at, i);
     for (int stage = 0, parity = 0; is_tile(at); advance(at)) {  // once a stage is released, it is free
       barrier_wait(empty + 8 * stage, parity);
@@ -109,7 +124,7 @@ struct LinearTurns {
   }
   LATENTD_DEVICE void produce() const {
     pdl_wait();  // activations exist only now, and every store follows from them
-    if ((threadIdx.x & 31) == 0) copy_blocks();
+    if (threadIdx.x == kCopier) copy_blocks();
   }
 
   // ---- The multiplying warpgroups -----------------------------------------------------------------------------
@@ -119,13 +134,17 @@ struct LinearTurns {
     LATENTD_DEVICE void advance() {
       if (++number == kStages) number = 0, parity ^= 1;
     }
+    LATENTD_DEVICE void advance(int blocks) {
+      parity ^= (number + blocks) / kStages & 1;
+      number = (number + blocks) % kStages;
+    }
   };
   LATENTD_DEVICE static bool is_first() { return (threadIdx.x & 127) == 0; }  // of the warpgroup
   LATENTD_DEVICE void release(int stage) const {
     if (is_first()) barrier_arrive(empty + 8 * stage);
   }
   LATENTD_DEVICE void multiply(float (&acc)[kAccumulators], Stage& at) const {
-    const uint32_t panel = w + (threadIdx.x >> 7) * kPanelBytes;
+    const uint32_t panel = w + (threadIdx.x >> 7) % kTeamGroups * kPanelBytes;
     int previous = -1;
     for (int block = 0; block < k_blocks; block++) {
       barrier_wait(full_w + 8 * at.number, at.parity);
@@ -140,17 +159,31 @@ struct LinearTurns {
       previous = at.number;
       at.advance();
     }
+    end_turn();
     wgmma_wait<0>();
     release(previous);
   }
-  // The last tile, when this warpgroup has no weights of it. Its other threads would not keep up with the barriers.
+  // A tile that ends before this panel. One thread waits: the others would not keep up with the barriers.
   LATENTD_DEVICE void pass_by(Stage& at) const {
-    if (!is_first()) return;
-    for (int block = 0; block < k_blocks; block++, at.advance()) {
-      barrier_wait(full_w + 8 * at.number, at.parity);
-      barrier_wait(full_x + 8 * at.number, at.parity);
-      barrier_arrive(empty + 8 * at.number);
+    if (is_first()) {
+      for (int block = 0; block < k_blocks; block++, at.advance()) {
+        barrier_wait(full_w + 8 * at.number, at.parity);
+        barrier_wait(full_x + 8 * at.number, at.parity);
+        barrier_arrive(empty + 8 * at.number);
+      }
+    } else {
+      at.advance(k_blocks);
     }
+    named_sync(kGroupBarrier + (threadIdx.x >> 7), 128);
+    end_turn();
+  }
+  // Teams multiply in turn: while one stores its tile, the other keeps the tensor cores busy.
+  LATENTD_DEVICE static int team() { return threadIdx.x / (128 * kTeamGroups); }
+  LATENTD_DEVICE void start_turn(int turn) const {
+    if (kTeams > 1 && turn > 0) barrier_wait(order + 8 * team(), (turn - 1) / kTeams & 1);
+  }
+  LATENTD_DEVICE void end_turn() const {
+    if (kTeams > 1 && is_first()) barrier_arrive(order + 8 * ((team() + 1) % kTeams));
   }
 
   // ---- Results -------------------------------------------------------------------------------------------------
@@ -158,36 +191,21 @@ struct LinearTurns {
   LATENTD_DEVICE static int panel() { return threadIdx.x / (128 * kSharing); }
   LATENTD_DEVICE static void panel_sync() { named_sync(kConsumerBarrier + panel(), 128 * kSharing); }
   LATENTD_DEVICE static bool stores() { return threadIdx.x % (128 * kSharing) == 0; }  // those of a panel
-  LATENTD_DEVICE static bool has_gates() { return (threadIdx.x & 128) == 0; }
-  // Of 16 batch rows, whose sums are the eight from `v` on: the four results that this thread finishes, as bf16 pairs
-  // of neighbouring rows, of features 16 warp + lane / 4 and eight further.
-  LATENTD_DEVICE void finish_gated(const float* v, uint32_t (&result)[2]) const {
-    const uint32_t places = buffers + panel() * kStoreBytes + kBuffers * kBufferBytes, mine = (threadIdx.x & 255) * 16;
-    store_shared(places + mine,
-                 has_gates() ? make_float4(v[4], v[5], v[6], v[7]) : make_float4(v[0], v[1], v[2], v[3]));
-    panel_sync();
-    const float4 other = load_shared(places + (mine ^ 128 * 16));
-    if (has_gates()) {
-      result[0] = pack_bf16(silu_times(v[0], other.x), silu_times(v[1], other.y));
-      result[1] = pack_bf16(silu_times(v[2], other.z), silu_times(v[3], other.w));
-    } else {
-      result[0] = pack_bf16(silu_times(other.x, v[4]), silu_times(other.y, v[5]));
-      result[1] = pack_bf16(silu_times(other.z, v[6]), silu_times(other.w, v[7]));
-    }
+  // Of eight batch rows, whose four sums `v` points to: the results of two of them, a feature's, as bf16.
+  LATENTD_DEVICE static uint32_t gated_pair(const float* v) {
+    return pack_bf16(silu_times(v[0], v[2]), silu_times(v[1], v[3]));
   }
   // 16 batch rows of sums from accumulator kFirst on, as bf16, into a buffer of [row][feature].
   template <int kFirst>
   LATENTD_DEVICE void lay(const float (&acc)[kAccumulators], uint32_t buffer) const {
-    const int lane = threadIdx.x & 31, chunk = (threadIdx.x >> 5 & 3) * 2 + (lane >> 3 & 1);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
     const float* v = acc + kFirst;
+    panel_sync();
     if constexpr (kGated) {
-      uint32_t result[2];
-      finish_gated(v, result);
-      const int row = (has_gates() ? 0 : 8) + (lane & 7);
-      store_matrix2_trans(buffer + row * 128 + (chunk ^ (row & 7)) * 16, result[0], result[1]);
+      const int row = lane & 15, chunk = (threadIdx.x >> 5 & 4) + warp;
+      store_matrix2_trans(buffer + row * 128 + (chunk ^ (row & 7)) * 16, gated_pair(v), gated_pair(v + 4));
     } else {
-      const int row = (lane >> 4) * 8 + (lane & 7);
-      panel_sync();
+      const int row = (lane >> 4) * 8 + (lane & 7), chunk = warp * 2 + (lane >> 3 & 1);
       store_matrix4_trans(buffer + row * 128 + (chunk ^ (row & 7)) * 16, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                           pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     }
@@ -237,20 +255,15 @@ struct LinearTurns {
   }
   LATENTD_DEVICE void store_gated(const float (&acc)[kAccumulators], int feature) const {
     const int lane = threadIdx.x & 31;
-    int row = first_row + (has_gates() ? 0 : 8) + (lane & 3) * 2;
-    feature += (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    int row = first_row + (lane & 3) * 2;
+    feature += (threadIdx.x >> 5 & 3) * 8 + (lane >> 2);
+    if (feature >= out.num_features) return;
+    bf16* at = static_cast<bf16*>(out.base) + row * out.stride + feature;
 #pragma unroll
-    for (int i = 0; i < kAccumulators; i += 8, row += kPassRows) {
-      uint32_t result[2];
-      finish_gated(acc + i, result);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        bf16* at = static_cast<bf16*>(out.base) + row * out.stride + feature + 8 * h;
-        if (feature + 8 * h >= out.num_features) break;
-        if (row < rows) at[0] = __ushort_as_bfloat16(result[h] & 0xffff);
-        if (row + 1 < rows) at[out.stride] = __ushort_as_bfloat16(result[h] >> 16);
-      }
-      panel_sync();  // what was handed over has been read
+    for (int i = 0; i < kAccumulators; i += 4, row += 8, at += 8 * out.stride) {
+      const uint32_t pair = gated_pair(acc + i);
+      if (row < rows) at[0] = __ushort_as_bfloat16(pair & 0xffff);
+      if (row + 1 < rows) at[out.stride] = __ushort_as_bfloat16(pair >> 16);
     }
   }
   LATENTD_DEVICE void store_registers(const float (&acc)[kAccumulators], int feature) const {
@@ -272,17 +285,21 @@ struct LinearTurns {
   LATENTD_DEVICE void consume() const {
     float acc[kAccumulators];
     Stage stage;
-    for (Place at{units.first, 0}; is_tile(at); at.unit += kTileUnits) {
-      const int unit = at.unit + panel() * kPanelUnits;
+    stage.advance(team() * k_blocks);
+    const int group = (threadIdx.x >> 7) % kTeamGroups;
+    for (int turn = team(); turn < tiles; turn += kTeams, stage.advance((kTeams - 1) * k_blocks)) {
+      const int unit = unit_of(turn) + group * kGroupUnits;
+      start_turn(turn);
       if (unit >= units.end) {
         pass_by(stage);
         continue;
       }
       multiply(acc, stage);
       pdl_wait();  // long past: what the stores overwrite has been read
-      const bool whole_panel = out.vectors && unit + kPanelUnits <= units.end;
+      const int panel_unit = unit_of(turn) + group / kSharing * kPanelUnits;
+      const bool whole_panel = out.vectors && panel_unit + kPanelUnits <= units.end;
       if (out.kind == kOutBf16 && whole_panel) {
-        store_panel(acc, unit * kUnitFeatures);
+        store_panel(acc, panel_unit * kUnitFeatures);
       } else if constexpr (kGated) {
         store_gated(acc, unit * kUnitFeatures);
       } else if (out.kind == kOutF32 && whole_panel) {
