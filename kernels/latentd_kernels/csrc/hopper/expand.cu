@@ -1,8 +1,8 @@
 // expand for sm_90a, f32 mode: o[h] = W_UV[h] o_lat[h], where o_lat is first combined from the nodes of a row.
 //
-// A CTA serves one head, some rows of W_UV, which are there before the wait for attend, and tiles of batch rows. With
-// 32 rows of W_UV these are in registers. The CTAs of a cluster share a head's rows: each combines its part of the
-// columns and hands them to the others.
+// A CTA serves one head, some rows of W_UV, which are there before the wait for attend (unless it finds no SM free
+// before attend is done), and tiles of batch rows. With 32 rows of W_UV these are in registers. The CTAs of a cluster
+// share a head's rows: each combines its part of the columns and hands them to the others.
 #include "expand_nodes.cuh"
 
 namespace {
@@ -35,7 +35,8 @@ struct Form {
   static constexpr int kSliceWords = kSliceQuarters * kQuarterWords;
   static constexpr bool kInRegisters = kValues == 32;  // where W_UV waits
   static constexpr int kBlocks = 2;
-  using Nodes = NodeStream<kThreads, kParts, kPassRows, kBlocks>;
+  static constexpr bool kManyHeads = kValues == 128;  // of many heads
+  using Nodes = NodeStream<kThreads, kParts, kPassRows, kBlocks, kManyHeads>;
 
   struct Smem {
     char weights[kInRegisters ? 1 : kValues][kInRegisters ? 16 : kLineBytes];
@@ -78,11 +79,7 @@ class Expand {
         weights_[j][1] = *reinterpret_cast<const uint4*>(mine + 8 * kLatentDim + j * 32);
       }
     } else {
-#pragma unroll 4
-      for (int i = threadIdx.x; i < F::kValues * 64; i += F::kThreads) {
-        copy16_async(smem_u32(smem_.weights[i / 64] + i % 64 * 16), w_uv + i * 8, true);
-      }
-      copy_commit();
+      copy_weights(w_uv, 0, F::kManyHeads ? kFirstLines : F::kValues);
     }
     if (F::kCluster > 1 && threadIdx.x == 0) {
       barrier_init(latent_full(), 1);
@@ -91,6 +88,10 @@ class Expand {
     const int row = threadIdx.x;
     if (row < num_rows_) smem_.rows[row] = row_nodes(args_.row_plan[first_row_ + row], gridDim.y);
     __syncthreads();
+    if constexpr (F::kManyHeads) {
+      late_weights_ = asks_late() ? w_uv : nullptr;
+      if (late_weights_ == nullptr) copy_weights(w_uv, kFirstLines, F::kValues);
+    }
   }
 
   LATENTD_DEVICE typename F::Nodes nodes() {
@@ -99,12 +100,20 @@ class Expand {
 
   LATENTD_DEVICE void run(typename F::Nodes& nodes) {
     nodes.start();
+    if (F::kManyHeads && late_weights_ != nullptr) {
+      nodes.end();
+      copy_weights(late_weights_, kFirstLines, F::kValues);
+    }
     int turn = 0;
     for (int row0 = 0; row0 < num_rows_; row0 += F::kRows, turn ^= F::kTurns - 1) {
       if (F::kCluster > 1 && threadIdx.x == 0) barrier_expect(latent_full(), F::kInBytes);
 #pragma unroll 1
       for (int pass = 0; pass < F::kPasses; ++pass) combine(nodes, turn, pass * F::kPassRows + tile_row_);
-      if (!F::kInRegisters) copy_wait<F::kBlocks>();  // the weights are older than all nodes on the way
+      if (F::kManyHeads && late_weights_ != nullptr) {
+        copy_wait<0>();
+      } else if (!F::kInRegisters) {
+        copy_wait<F::kBlocks>();  // the weights are older than all nodes on the way
+      }
       __syncthreads();
       if (F::kCluster > 1) barrier_wait_cluster(latent_full(), turn);
       multiply(turn, row0);
@@ -116,6 +125,25 @@ class Expand {
   LATENTD_DEVICE int tile() const { return warp_ % F::kTiles; }
   LATENTD_DEVICE int slice() const { return warp_ / F::kTiles; }
   LATENTD_DEVICE auto& groups() { return *reinterpret_cast<typename F::Nodes::Groups*>(smem_.groups); }
+  LATENTD_DEVICE void copy_weights(const bf16* w_uv, int line, int end) {
+#pragma unroll 4
+    for (int i = line * 64 + threadIdx.x; i < end * 64; i += F::kThreads) {
+      copy16_async(smem_u32(smem_.weights[i / 64] + i % 64 * 16), w_uv + i * 8, true);
+    }
+    copy_commit();
+  }
+  // Whether all nodes are to be on the way before most of the weights: a late CTA's, if there is room for all.
+  LATENTD_DEVICE bool asks_late() const {
+    if (num_rows_ > F::kPassRows) return false;
+    int num_nodes = 0;
+    bool has_room = true;
+#pragma unroll 1
+    for (int row = 0; row < num_rows_; ++row) {
+      num_nodes += smem_.rows[row].num_nodes;
+      has_room &= smem_.rows[row].num_nodes <= F::kBlocks * kBlock;
+    }
+    return has_room && starts_late(num_nodes);
+  }
   static LATENTD_DEVICE float invert(float sum) { return sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f; }
 
   // o_lat of this warp's next row into line `line`.
@@ -243,6 +271,7 @@ class Expand {
   const int column_;
   const int first_row_;
   const int num_rows_;
+  const bf16* late_weights_ = nullptr;  // W_UV if most of it waits for the nodes
   uint4 weights_[F::kInRegisters ? F::kSliceWords : 1][2];
 };
 

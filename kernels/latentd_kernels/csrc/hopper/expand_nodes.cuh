@@ -13,6 +13,9 @@ constexpr int kLaneCols = 8;
 constexpr int kWarpCols = 32 * kLaneCols;
 constexpr int kGroups = 8;  // the chains of a row are added in eighths
 constexpr int kBlock = 4;   // nodes that are copied, waited for and added at a time
+constexpr int kSms = 132;
+constexpr int kManyLate = 32;
+constexpr int kFirstLines = 32;  // of W_UV, which a CTA asks for before it knows whether it is late
 
 struct Args {
   const bf16* node_o;       // [nodes, heads, 512]
@@ -39,6 +42,15 @@ LATENTD_DEVICE RowNodes row_nodes(const RowPlan& plan, int heads) {
   const int chain_nodes = is_chained ? 1 : chain;
   return {plan.first_node, is_chained ? chains : plan.num_splits, chain_nodes,
           (chains + kGroups - 1) / kGroups * chain_nodes};
+}
+
+// Whether this CTA, one of many heads, finds no SM free before attend's CTAs leave theirs; so few nodes are handed on
+// by a CTA each for 32 heads. Where hardly any CTA is late it starts well before attend's last one is done, like the
+// early.
+LATENTD_DEVICE bool starts_late(int num_nodes) {
+  const int early = max(0, kSms - num_nodes * ((static_cast<int>(gridDim.y) + 31) / 32));
+  const int at = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x), ctas = static_cast<int>(gridDim.x * gridDim.y);
+  return at >= early && ctas - early >= kManyLate;
 }
 
 // Part `part` of `parts` of a row's nodes: whole groups, from the row's node `first` on. Of the `num` to visit the
@@ -113,8 +125,9 @@ struct GroupSums {
 };
 
 // The nodes of all rows of a warp, every kStep-th of a CTA's, one row after another; kParts warps share a row, kBlocks
-// blocks are on the way.
-template <int kThreads, int kParts, int kStep, int kBlocks>
+// blocks are on the way. With kManyHeads nodes that are chains already are not folded into nothing first, and the
+// stream may end.
+template <int kThreads, int kParts, int kStep, int kBlocks, bool kManyHeads>
 class NodeStream {
  public:
   using Ring = uint4[kBlocks][kBlock][kThreads];
@@ -147,6 +160,8 @@ class NodeStream {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) copy_block();
   }
+  // Other copies follow, and all nodes are on the way: no block is to wait for those.
+  LATENTD_DEVICE void end() { has_ended_ = true; }
 
   // The next row's sums relative to the largest maximum of all its nodes: over all groups, or (into `groups`) over each
   // group of this warp.
@@ -181,14 +196,19 @@ class NodeStream {
         read_block(words);
 #pragma unroll
         for (int u = 0; u < kBlock; ++u) {
-          const uint32_t fold = hand_round(fold_, at + u);
-          chain = fold_octet(chain, words[u], __byte_perm(fold, 0, 0x1010), __byte_perm(fold, 0, 0x3232));
-          chain_sum = __fmaf_rn(chain_sum, bf16_lo(fold), hand_round(sum_, at + u));
-          ++in_group;
-          if (in_group & (chain_nodes - 1)) continue;
-          sum.add(hand_round(weight_, at + u), chain, chain_sum);
-          chain = make_uint4(0, 0, 0, 0);
-          chain_sum = 0.0f;
+          if (kManyHeads && chain_nodes == 1) {
+            sum.add(hand_round(weight_, at + u), words[u], hand_round(sum_, at + u));
+            ++in_group;
+          } else {
+            const uint32_t fold = hand_round(fold_, at + u);
+            chain = fold_octet(chain, words[u], __byte_perm(fold, 0, 0x1010), __byte_perm(fold, 0, 0x3232));
+            chain_sum = __fmaf_rn(chain_sum, bf16_lo(fold), hand_round(sum_, at + u));
+            ++in_group;
+            if (in_group & (chain_nodes - 1)) continue;
+            sum.add(hand_round(weight_, at + u), chain, chain_sum);
+            chain = make_uint4(0, 0, 0, 0);
+            chain_sum = 0.0f;
+          }
           if (in_group != group_nodes) continue;
           in_group = 0;
           if (kParts == 1) total.add(sum);
@@ -294,7 +314,7 @@ class NodeStream {
       at_ahead_ += kBlock;
       skip_empty();
     }
-    copy_commit();
+    if (!kManyHeads || !has_ended_) copy_commit();
     turn_ = turn_ + 1 == kBlocks ? 0 : turn_ + 1;
   }
   LATENTD_DEVICE void skip_empty() {
@@ -318,6 +338,7 @@ class NodeStream {
   int row_ahead_;  // to be copied next, from its share's node at_ahead_ on
   int at_ahead_ = 0;
   int turn_ = 0;
+  bool has_ended_ = false;
   Share ahead_;
   float2 ml_ahead_;  // of the node of this lane in the next 32
   // Of the node of this lane in the 32 at hand, as choose_factors says:

@@ -1,8 +1,9 @@
 // expand for sm_90a, f32 mode, one row of many heads a CTA.
 //
-// A CTA serves a head and 128 rows of W_UV, which are there before the wait. Behind it everything is asked for at once:
-// 64 threads side by side have an eighth of the row's chains, whose nodes come straight into registers, and a thread
-// has the maximum and the sum of one node.
+// A CTA serves a head and 128 rows of W_UV, which are there before the wait if it started beside attend; one that found
+// no SM free then asks for its nodes first. Behind the wait everything is asked for at once: 64 threads side by side
+// have an eighth of the row's chains, whose nodes come straight into registers, and a thread has the maximum and the
+// sum of one node.
 #include "expand_nodes.cuh"
 
 namespace {
@@ -38,25 +39,23 @@ class ExpandRow {
  public:
   LATENTD_DEVICE ExpandRow(const Args& args, Smem& smem) : args_(args), smem_(smem) {}
 
-  // Weights and the row's plan. Before the wait.
+  // The row's plan and weights: all of them if this CTA is early. Before the wait.
   LATENTD_DEVICE void prepare() {
-    const int64_t line =
-        static_cast<int64_t>(blockIdx.y) * (args_.nope_dim + args_.v_dim) + args_.nope_dim + blockIdx.x * kValues;
-    const uint4* w_uv = reinterpret_cast<const uint4*>(args_.kv_b + line * kLatentDim);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < kValues * 64; i += kThreads) {
-      copy16_async(smem_u32(&smem_.weights[i / 64][swapped(i / 64, i % 64)]), w_uv + i, true);
-    }
-    copy_commit();
-    nodes_ = row_nodes(args_.row_plan[blockIdx.z], gridDim.y);
+    const RowPlan& plan = args_.row_plan[blockIdx.z];
+    copy_weights(0, kFirstLines);
+    nodes_ = row_nodes(plan, gridDim.y);
     at_ = group() * nodes_.group_nodes;
     end_ = min(nodes_.num_nodes, at_ + nodes_.group_nodes);
+    is_late_ = starts_late(nodes_.num_nodes);
+    if (!is_late_) copy_weights(kFirstLines, kValues);
   }
 
   LATENTD_DEVICE void run() {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) load_node(u, at_ + u);
-    weigh_nodes();
+    const float2 ml = load_ml();
+    if (is_late_) copy_weights(kFirstLines, kValues);
+    weigh_nodes(ml);
     add_group();
     __syncthreads();
     join_groups(smem_.groups, smem_.group_l, smem_.latent);
@@ -69,6 +68,17 @@ class ExpandRow {
   static LATENTD_DEVICE int group() { return threadIdx.x / kGroupThreads; }
   static LATENTD_DEVICE int swapped(int line, int word) { return word ^ line % 2 * 4; }
 
+  LATENTD_DEVICE void copy_weights(int line, int end) {
+    const int64_t first =
+        static_cast<int64_t>(blockIdx.y) * (args_.nope_dim + args_.v_dim) + args_.nope_dim + blockIdx.x * kValues;
+    const uint4* w_uv = reinterpret_cast<const uint4*>(args_.kv_b + first * kLatentDim);
+#pragma unroll 4
+    for (int i = line * 64 + threadIdx.x; i < end * 64; i += kThreads) {
+      copy16_async(smem_u32(&smem_.weights[i / 64][swapped(i / 64, i % 64)]), w_uv + i, true);
+    }
+    copy_commit();
+  }
+
   LATENTD_DEVICE void load_node(int u, int node) {
     if (node >= end_) return;
     const int64_t place = static_cast<int64_t>(nodes_.first_node + node) * gridDim.y + blockIdx.y;
@@ -76,13 +86,16 @@ class ExpandRow {
         __ldcg(reinterpret_cast<const uint4*>(args_.node_o) + place * kGroupThreads + threadIdx.x % kGroupThreads);
   }
 
+  // Maximum and sum of this thread's node.
+  LATENTD_DEVICE float2 load_ml() const {
+    const int node = threadIdx.x;
+    if (node >= nodes_.num_nodes) return make_float2(kNothing, 0.0f);
+    return __ldcg(args_.node_ml + static_cast<int64_t>(nodes_.first_node + node) * gridDim.y + blockIdx.y);
+  }
+
   // Factors of all nodes, a thread each.
-  LATENTD_DEVICE void weigh_nodes() {
+  LATENTD_DEVICE void weigh_nodes(float2 ml) {
     const int node = threadIdx.x, in_chain = node & (nodes_.chain_nodes - 1);
-    float2 ml = make_float2(kNothing, 0.0f);
-    if (node < nodes_.num_nodes) {
-      ml = __ldcg(args_.node_ml + static_cast<int64_t>(nodes_.first_node + node) * gridDim.y + blockIdx.y);
-    }
     float most = warp_max(ml.x);
     if (node < kMaxSplits && node % 32 == 0) smem_.warp_max[node / 32] = most;
     __syncthreads();
@@ -164,6 +177,7 @@ class ExpandRow {
   RowNodes nodes_;
   int at_;   // the first node of the group
   int end_;  // behind its last
+  bool is_late_;
   uint4 words_[kAhead];
 };
 
