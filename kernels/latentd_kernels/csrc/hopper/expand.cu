@@ -79,18 +79,19 @@ class Expand {
         weights_[j][1] = *reinterpret_cast<const uint4*>(mine + 8 * kLatentDim + j * 32);
       }
     } else {
-      copy_weights(w_uv, 0, F::kManyHeads ? kFirstLines : F::kValues);
+      copy_weights<0, F::kManyHeads ? kFirstLines : F::kValues>(w_uv);
     }
     if (F::kCluster > 1 && threadIdx.x == 0) {
       barrier_init(latent_full(), 1);
       barrier_init_fence();
     }
+    if (F::kManyHeads) __syncthreads();  // else ptxas waits for the plans first
     const int row = threadIdx.x;
     if (row < num_rows_) smem_.rows[row] = row_nodes(args_.row_plan[first_row_ + row], gridDim.y);
     __syncthreads();
     if constexpr (F::kManyHeads) {
       late_weights_ = asks_late() ? w_uv : nullptr;
-      if (late_weights_ == nullptr) copy_weights(w_uv, kFirstLines, F::kValues);
+      if (late_weights_ == nullptr) copy_weights<kFirstLines, F::kValues>(w_uv);
     }
   }
 
@@ -102,7 +103,7 @@ class Expand {
     nodes.start();
     if (F::kManyHeads && late_weights_ != nullptr) {
       nodes.end();
-      copy_weights(late_weights_, kFirstLines, F::kValues);
+      copy_weights<kFirstLines, F::kValues>(late_weights_);
     }
     int turn = 0;
     for (int row0 = 0; row0 < num_rows_; row0 += F::kRows, turn ^= F::kTurns - 1) {
@@ -125,10 +126,13 @@ class Expand {
   LATENTD_DEVICE int tile() const { return warp_ % F::kTiles; }
   LATENTD_DEVICE int slice() const { return warp_ / F::kTiles; }
   LATENTD_DEVICE auto& groups() { return *reinterpret_cast<typename F::Nodes::Groups*>(smem_.groups); }
-  LATENTD_DEVICE void copy_weights(const bf16* w_uv, int line, int end) {
-#pragma unroll 4
-    for (int i = line * 64 + threadIdx.x; i < end * 64; i += F::kThreads) {
-      copy16_async(smem_u32(smem_.weights[i / 64] + i % 64 * 16), w_uv + i * 8, true);
+  template <int kFrom, int kTo>
+  LATENTD_DEVICE void copy_weights(const bf16* w_uv) {
+    constexpr int kStep = F::kThreads / 64;  // lines at a time
+    const uint32_t dst = smem_u32(smem_.weights[threadIdx.x / 64] + threadIdx.x % 64 * 16);
+#pragma unroll
+    for (int i = kFrom; i < kTo; i += kStep) {
+      copy16_async(dst + i * kLineBytes, w_uv + i * kLatentDim + threadIdx.x * 8, true);
     }
     copy_commit();
   }

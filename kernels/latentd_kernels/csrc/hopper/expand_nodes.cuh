@@ -15,7 +15,7 @@ constexpr int kGroups = 8;  // the chains of a row are added in eighths
 constexpr int kBlock = 4;   // nodes that are copied, waited for and added at a time
 constexpr int kSms = 132;
 constexpr int kManyLate = 32;
-constexpr int kFirstLines = 32;  // of W_UV, which a CTA asks for before it knows whether it is late
+constexpr int kFirstLines = 64;  // of W_UV, which a CTA asks for before it knows whether it is late
 
 struct Args {
   const bf16* node_o;       // [nodes, heads, 512]

@@ -41,20 +41,20 @@ class ExpandRow {
 
   // The row's plan and weights: all of them if this CTA is early. Before the wait.
   LATENTD_DEVICE void prepare() {
-    const RowPlan& plan = args_.row_plan[blockIdx.z];
-    copy_weights(0, kFirstLines);
-    nodes_ = row_nodes(plan, gridDim.y);
+    copy_weights<0, kFirstLines>();
+    __syncthreads();  // else ptxas waits for the plan first
+    nodes_ = row_nodes(args_.row_plan[blockIdx.z], gridDim.y);
     at_ = group() * nodes_.group_nodes;
     end_ = min(nodes_.num_nodes, at_ + nodes_.group_nodes);
     is_late_ = starts_late(nodes_.num_nodes);
-    if (!is_late_) copy_weights(kFirstLines, kValues);
+    if (!is_late_) copy_weights<kFirstLines, kValues>();
   }
 
   LATENTD_DEVICE void run() {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) load_node(u, at_ + u);
     const float2 ml = load_ml();
-    if (is_late_) copy_weights(kFirstLines, kValues);
+    if (is_late_) copy_weights<kFirstLines, kValues>();
     weigh_nodes(ml);
     add_group();
     __syncthreads();
@@ -68,13 +68,16 @@ class ExpandRow {
   static LATENTD_DEVICE int group() { return threadIdx.x / kGroupThreads; }
   static LATENTD_DEVICE int swapped(int line, int word) { return word ^ line % 2 * 4; }
 
-  LATENTD_DEVICE void copy_weights(int line, int end) {
-    const int64_t first =
-        static_cast<int64_t>(blockIdx.y) * (args_.nope_dim + args_.v_dim) + args_.nope_dim + blockIdx.x * kValues;
-    const uint4* w_uv = reinterpret_cast<const uint4*>(args_.kv_b + first * kLatentDim);
-#pragma unroll 4
-    for (int i = line * 64 + threadIdx.x; i < end * 64; i += kThreads) {
-      copy16_async(smem_u32(&smem_.weights[i / 64][swapped(i / 64, i % 64)]), w_uv + i, true);
+  template <int kFrom, int kTo>
+  LATENTD_DEVICE void copy_weights() {
+    constexpr int kStep = kThreads / 64;  // lines at a time
+    const int64_t head = static_cast<int64_t>(blockIdx.y) * (args_.nope_dim + args_.v_dim) + args_.nope_dim;
+    const bf16* src = args_.kv_b + (head + blockIdx.x * kValues) * kLatentDim + threadIdx.x * 8;
+    const int line = threadIdx.x / 64;
+    const uint32_t dst = smem_u32(&smem_.weights[line][swapped(line, threadIdx.x % 64)]);
+#pragma unroll
+    for (int i = kFrom; i < kTo; i += kStep) {
+      copy16_async(dst + i * static_cast<int>(sizeof(smem_.weights[0])), src + i * kLatentDim, true);
     }
     copy_commit();
   }
