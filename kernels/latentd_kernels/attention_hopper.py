@@ -52,7 +52,7 @@ def attend_smem(tile: int) -> int:
     return 1024 + -(-size // 16) * 16
 
 
-WIDE_SMEM: Final = 3 * 9 * 8192 + 4112
+WIDE_SMEM: Final = 3 * 9 * 8192 + 4912
 """Bytes of attend_wide's shared memory: sizeof(Smem) in attend_wide_pages.cuh."""
 
 

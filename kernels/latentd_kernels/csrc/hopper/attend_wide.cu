@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(smem_u32(&smem.query_full[1]), 1);
     barrier_init(smem_u32(&smem.query_done), 4);
     barrier_init_fence();
-    for (int i = 0; i < 8; ++i) smem.rescaled_page[i / 4][i % 4] = -1;
+    for (int i = 0; i < 16; ++i) smem.rescaled_page[i / 8][i / 4 % 2][i % 4] = -1;
   }
   __syncthreads();
   if (threadIdx.x >= 256) {

@@ -2,7 +2,9 @@
 //   S [64 heads x 64 tokens]    = Q (K-major A) * page^T (K-major B)
 //   O [64 heads x 512 columns] += P (K-major A) * page (MN-major B, the same bytes), its columns dealt to two
 //   warpgroups
-// The two warpgroups take turns with S and the softmax of pages, so that one's softmax runs under the other's products.
+// The two warpgroups take turns with S and the softmax of pages, in different orders: the second one queues S of its
+// page before the product with the other's P, the first one behind it and only when the other's page is handed back. So
+// products run under the softmax of both, and a page is read again soon after its last product.
 // A third one's first thread copies: pages in two parts, column boxes 0-3 and 4-8, the second behind both warpgroups;
 // P overwrites the page's last box, the rope half, which only S reads. A warpgroup's columns are the first four boxes
 // of one part, which it hands back alone, and through which its part of a node leaves.
@@ -14,8 +16,7 @@
 namespace {
 
 constexpr uint32_t kBoxStep = operand_offset(kBoxBytes);
-constexpr int kColumns = 256;    // of a warpgroup
-constexpr int kScoreGroups = 2;  // of products that make S, one for each part of a page
+constexpr int kColumns = 256;  // of a warpgroup
 // A later page keeps the split's reference maximum unless a score lies more than 2^this above it (as attend.cuh).
 constexpr float kKeepLog2 = 48.0f;
 
@@ -29,14 +30,21 @@ class Warpgroup {
 
   LATENTD_DEVICE void run() {
     sum(0) = sum(1) = 0.0f;
+    if constexpr (kGroup == 0) {
 #pragma unroll 1
-    for (int page = kGroup - 1;; page += 2) {
-      if (attend_theirs(page)) break;
-      if (attend_ours(page + 1)) break;
+      for (int page = -1;; page += 2) {
+        if (attend_theirs(page)) break;
+        if (attend_ours(page + 1)) break;
+      }
+    } else {
+#pragma unroll 1
+      for (int page = 1; !attend_pair(page);) page += 2;
     }
   }
 
  private:
+  static constexpr int kTheirs = kGroup ^ 1;
+
   LATENTD_DEVICE uint32_t columns(int stage) const {
     return smem_u32(smem_.pages[stage]) + kGroup * kPartBoxes * kBoxBytes;
   }
@@ -66,48 +74,73 @@ class Warpgroup {
     barrier_wait(smem_u32(&smem_.full[page % kStages][part]), page / kStages & 1);
   }
 
-  // A page whose S is this warpgroup's, and ready. Returns whether it was the last.
+  // The first warpgroup: a page whose S is the other's (-1: none), handed back at once as the page after next is due;
+  // then S of the next page. Returns whether the page was the last.
+  LATENTD_DEVICE bool attend_theirs(int page) {
+    int flags = 0;
+    if (page >= 0) {
+      wait_full(page, kGroup);
+      add_theirs(page);
+      wgmma_wait<0>();
+      flags = note(page).flags;
+      if (!(flags & kEndsNode)) arrive(&smem_.done[kTheirs][kGroup]);
+    }
+    if (!(flags & kIsLast)) multiply_scores(page + 1);
+    if (flags & kEndsSplit) fold_split(page, kTheirs);
+    wgmma_wait<0>();  // no product in flight across the loop's edge: ptxas would serialise all of them
+    return flags & kIsLast;
+  }
   LATENTD_DEVICE bool attend_ours(int page) {
+    publish(page);
+    return add_ours(page);
+  }
+
+  // The second: a page of its own and the one before, whose S is the other's. S of ours runs under the other's softmax,
+  // and our softmax under the product with the other's P. Returns whether one of the two was the last.
+  LATENTD_DEVICE bool attend_pair(int page) {
+    wait_full(page - 1, kGroup);
+    const bool has_ours = !(note(page - 1).flags & kIsLast);
+    if (!has_ours) barrier_wait(smem_u32(&smem_.probs_full[kTheirs]), (page - 1) / kStages & 1);
+    multiply_scores(page, has_ours);
+    add_theirs(page - 1);
+    wgmma_wait<1>();  // S is there
+    if (has_ours) publish(page);
+    wgmma_wait<0>();
+    finish(page - 1, kTheirs);
+    return !has_ours || add_ours(page);
+  }
+
+  // The softmax of our page, of which S is done.
+  LATENTD_DEVICE void publish(int page) {
     if (note(page).flags & kReleasesQuery) arrive(&smem_.query_done);
     weigh(page);
     if (note(page).flags & kEndsSplit) hand_over_sums();
     proxy_fence();
     arrive(&smem_.probs_full[kGroup]);
+  }
+
+  // Queues the product with the other's P, and folds the sums of a split that ends with it.
+  LATENTD_DEVICE void add_theirs(int page) {
+    barrier_wait(smem_u32(&smem_.probs_full[kTheirs]), page / kStages & 1);
+    follow_maximum(page, kTheirs);
+    multiply_values(page, kTheirs);
+    if (note(page).flags & kEndsSplit) fold_sums(page);
+  }
+
+  // The product with our own P. Returns whether the page was the last.
+  LATENTD_DEVICE bool add_ours(int page) {
     barrier_wait(smem_u32(&smem_.probs_full[kGroup]), page / kStages & 1);
+    follow_maximum(page, kGroup);
     multiply_values(page, kGroup);
     wgmma_wait<0>();
-    if (!(note(page).flags & kEndsNode)) arrive(&smem_.done[kGroup][kGroup]);
-    if (note(page).flags & kEndsSplit) fold_split(page, kGroup);
+    finish(page, kGroup);
     return note(page).flags & kIsLast;
   }
 
-  // A page whose S is the other's (-1: none); then S of the next one, which is ours.
-  LATENTD_DEVICE bool attend_theirs(int page) {
-    constexpr int kStage = kGroup ^ 1;
-    int flags = 0;
-    if (kGroup == 1 || page >= 0) {
-      wait_full(page, kGroup);
-      barrier_wait(smem_u32(&smem_.probs_full[kStage]), page / kStages & 1);
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        if (smem_.rescaled_page[which][thread() / 32] == page) rescale(which, smem_.rescale[head() + 8 * which]);
-      }
-      multiply_values(page, kStage);
-      if (note(page).flags & kEndsSplit) fold_sums(page);
-      flags = note(page).flags;
-    }
-    if (!(flags & kIsLast)) {
-      multiply_scores(page + 1);
-      wgmma_wait<kScoreGroups>();  // O is there
-    } else {
-      wgmma_wait<0>();
-    }
-    if (kGroup == 1 || page >= 0) {
-      if (!(flags & kEndsNode)) arrive(&smem_.done[kStage][kGroup]);
-      if (flags & kEndsSplit) fold_split(page, kStage);
-    }
-    wgmma_wait<0>();  // no product in flight across the loop's edge: ptxas would serialise all of them
-    return flags & kIsLast;
+  // Behind the product with a page's P: hands this warpgroup's part back, and folds a split that ends.
+  LATENTD_DEVICE void finish(int page, int stage) {
+    if (!(note(page).flags & kEndsNode)) arrive(&smem_.done[stage][kGroup]);
+    if (note(page).flags & kEndsSplit) fold_split(page, stage);
   }
 
   static LATENTD_DEVICE void arrive(uint64_t* barrier) {
@@ -115,14 +148,15 @@ class Warpgroup {
     if (lane() == 0) barrier_arrive(smem_u32(barrier));
   }
 
-  // Queues S of one of our pages, each part as soon as it is there.
-  LATENTD_DEVICE void multiply_scores(int page) {
+  // Queues S of one of our pages, each part as soon as it is there; or, as ptxas wants the same products on every way,
+  // of what lies in its place, which nobody reads.
+  LATENTD_DEVICE void multiply_scores(int page, bool exists = true) {
     const uint32_t keys = wgmma_operand(smem_u32(smem_.pages[kGroup])), query = wgmma_operand(smem_u32(smem_.query));
-    wait_full(page, 0);
-    const int flags = note(page).flags;
+    if (exists) wait_full(page, 0);
+    const int flags = exists ? note(page).flags : 0;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      if (part == 1) wait_full(page, 1);
+      if (part == 1 && exists) wait_full(page, 1);
       if (flags & kAfterQuery) barrier_wait(smem_u32(&smem_.query_full[part]), flags & kOddQuery ? 1 : 0);
       wgmma_fence();
 #pragma unroll
@@ -177,7 +211,7 @@ class Warpgroup {
         most = fmaxf(most, fmaxf(scores_[4 * j + 2 * which], scores_[4 * j + 2 * which + 1]));
       }
       most *= args_.scale_log2;
-      float& reference = smem_.split_max[flags & kOddSplit ? 1 : 0][head() + 8 * which];
+      float& reference = smem_.split_max[flags >> kSplitShift][head() + 8 * which];
       if (!is_first) {
         maximum[which] = reference;
         if (!__any_sync(0xffffffffu, most > maximum[which] + kKeepLog2)) continue;
@@ -190,21 +224,26 @@ class Warpgroup {
     }
   }
 
-  // The maximum of a head of which a score may exceed the reference; leaves word for the other warpgroup.
+  // The maximum of a head of which a score may exceed the reference; leaves word for both warpgroups.
   LATENTD_DEVICE float move_maximum(int page, int which, float reference, float most) {
     if (most <= reference + kKeepLog2) most = reference;
     const float factor = exp2_fast(reference - most);
-    smem_.rescaled_page[which][thread() / 32] = page;
-    smem_.rescale[head() + 8 * which] = factor;
-    rescale(which, factor);
+    smem_.rescaled_page[kGroup][which][thread() / 32] = page;
+    smem_.rescale[kGroup][head() + 8 * which] = factor;
+    sum(which) *= factor;
     return most;
   }
 
-  // Head 0 or 1 of this thread's two.
-  LATENTD_DEVICE void rescale(int which, float factor) {
+  // Before the product with a page's P: O and, where the page is the other's, our sum follow a maximum that it moved.
+  LATENTD_DEVICE void follow_maximum(int page, int owner) {
 #pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) out_[i / 2 * 4 + i % 2 + which * 2] *= factor;
-    sum(which) *= factor;
+    for (int which = 0; which < 2; ++which) {
+      if (smem_.rescaled_page[owner][which][thread() / 32] != page) continue;
+      const float factor = smem_.rescale[owner][head() + 8 * which];
+#pragma unroll
+      for (int i = 0; i < kColumns / 4; ++i) out_[i / 2 * 4 + i % 2 + which * 2] *= factor;
+      if (owner != kGroup) sum(which) *= factor;
+    }
   }
 
   LATENTD_DEVICE float& sum(int which) { return smem_.sums[kGroup][which][thread()]; }
@@ -250,7 +289,7 @@ class Warpgroup {
   // How the split and a head's chain before it fold.
   LATENTD_DEVICE FoldFactors split_factors(int page, uint32_t at) const {
     return fold_factors(note(page).flags & kStartsNode ? kNothing : smem_.chain_max[kGroup][at],
-                        smem_.split_max[note(page).flags & kOddSplit ? 1 : 0][at]);
+                        smem_.split_max[note(page).flags >> kSplitShift][at]);
   }
 
   // Folds the split into the chain, as whose first it is taken as it is, and at a node's end sends that on its way.

@@ -10,6 +10,7 @@ constexpr int kThreads = 384;
 constexpr int kHeads = 64;  // of a CTA
 constexpr int kStages = 2;
 constexpr int kNotes = 2 * kStages;
+constexpr int kSplitMaxima = 4;             // one split may still be folded while the next but one begins
 constexpr int kBoxBytes = kPageSize * 128;  // 64 tokens or heads x 64 columns
 constexpr int kBoxes = kRowDim / 64;
 constexpr int kPartBoxes = 4;  // of a page's first part, and latent ones of its second
@@ -34,11 +35,11 @@ enum PageFlags {
   kEndsSplit = 2,
   kStartsNode = 4,  // its split does
   kEndsNode = 8,
-  kIsLast = 16,         // of the CTA's share
-  kOddSplit = 32,       // counted over the share
-  kAfterQuery = 64,     // one of the first two of a row's pages: the query may still be on its way
-  kOddQuery = 128,      // counted over the share
-  kReleasesQuery = 256  // the next page is another row's
+  kIsLast = 16,          // of the CTA's share
+  kAfterQuery = 32,      // one of the first two of a row's pages: the query may still be on its way
+  kOddQuery = 64,        // counted over the share
+  kReleasesQuery = 128,  // the next page is another row's
+  kSplitShift = 8        // above: the place of the split's maxima
 };
 struct alignas(16) PageNote {
   int flags;
@@ -56,7 +57,7 @@ struct Walk {
   int page_id;
   int page_of_row;  // of those that the share has
   int splits_left;
-  int splits;   // parity of the splits done
+  int splits;   // done, in kSplitMaxima
   int queries;  // copied so far
 };
 
@@ -65,13 +66,13 @@ struct Smem {
   char pages[kStages][kBoxes * kBoxBytes];
   PageNote notes[kNotes];
   Walk walk;
-  float split_max[2][kHeads];
+  float split_max[kSplitMaxima][kHeads];
   float split_sum[kHeads];     // of the pages of the warpgroup that had the split's last one
   float sums[2][2][128];       // of p by warpgroup, head of a thread and thread, over its pages of the split
   float chain_max[2][kHeads];  // of the chain folded so far, by warpgroup
   float chain_sum[kHeads];
-  float rescale[kHeads];
-  int rescaled_page[2][4];  // when a warp last moved a maximum of its upper or lower eight heads
+  float rescale[2][kHeads];    // by warpgroup
+  int rescaled_page[2][2][4];  // when a warp of each last moved a maximum of its upper or lower eight heads
   uint64_t full[kStages][2];
   uint64_t done[kStages][2];  // by warpgroup, for its columns
   uint64_t probs_full[kStages];
@@ -135,7 +136,7 @@ class Copier {
     if (ends_split()) {
       if (--at_.splits_left == 0) return;
       ++at_.split;
-      at_.splits ^= 1;
+      at_.splits = (at_.splits + 1) % kSplitMaxima;
     }
     if (!ends_row()) {
       ++at_.page_idx;
@@ -154,7 +155,7 @@ class Copier {
     const RowPlan& plan = at_.plan;
     const int in_node = at_.split % plan.splits_per_node;
     const int query = at_.queries - (at_.queries > 0 && (page_ == 0 || at_.page_of_row > 0));
-    int flags = (at_.page_idx % plan.pages_per_split == 0 ? kFirstOfSplit : 0) | (at_.splits ? kOddSplit : 0) |
+    int flags = (at_.page_idx % plan.pages_per_split == 0 ? kFirstOfSplit : 0) | at_.splits << kSplitShift |
                 (at_.page_of_row < 2 ? kAfterQuery : 0) | (in_node == 0 ? kStartsNode : 0) |
                 (query % 2 ? kOddQuery : 0);
     if (ends_split()) {
