@@ -268,6 +268,7 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "attend 96 heads, 5 rows": attention(96, (1, 65, 1, 1, 1)),
     "attend 128 heads": attention(128, LENGTHS),
     "attend 128 heads, chains": attention(128, (700,), min_chains=0),
+    "attend 128 heads, 2 rows": attention(128, (300, 300)),
     "attend a chunk, 5 heads": attention(5, (70,), chunk=40),
     "attend a chunk, 16 heads": attention(16, (70,), chunk=40),
     "attend a chunk, 24 heads": attention(24, (70,), chunk=40),

@@ -204,6 +204,21 @@ def test_any_form_of_expand_gives_the_same_bits(
     assert torch.equal(result(case), before)
 
 
+@pytest.mark.parametrize(
+    ("heads", "lengths"),
+    [(96, (1024,) * 8), (128, (512, 400)), (128, (512, 0, 65, 1)), (96, (4096,)), (128, (2500,))],
+)
+def test_ctas_of_expand_that_ask_for_nodes_before_weights_give_the_same_bits(
+    heads: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many nodes keep most SMs busy, so few lie in a row: starts_late in expand_nodes.cuh."""
+    case = make_case(lengths, heads, device="cuda")
+    before = result(case)
+    form = ExpandForm(64, 2, 8, len(lengths))
+    monkeypatch.setattr(attention_hopper, "expand_form", lambda *_: form)
+    assert torch.equal(result(case), before)
+
+
 def from_absorbed(case: Case, row: int, q_abs: torch.Tensor) -> torch.Tensor:
     """o [heads, v] float64 of one row from its absorbed query: with peaked scores its landing
     alone moves the result by more than the bounds."""
