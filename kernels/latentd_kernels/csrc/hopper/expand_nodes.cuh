@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kLaneCols = 8;
 constexpr int kWarpCols = 32 * kLaneCols;
-constexpr int kGroups = 8;  // the chains of a row are added in eighths
-constexpr int kBlock = 4;   // nodes that are copied, waited for and added at a time
-constexpr int kSms = 132;
-constexpr int kManyLate = 32;
+constexpr int kGroups = 8;       // the chains of a row are added in eighths
+constexpr int kBlock = 4;        // nodes that are copied, waited for and added at a time
+constexpr int kSms = 132;        // of the card that this is tuned for
+constexpr int kManyLate = 32;    // CTAs
 constexpr int kFirstLines = 64;  // of W_UV, which a CTA asks for before it knows whether it is late
 
 struct Args {
@@ -44,9 +44,9 @@ LATENTD_DEVICE RowNodes row_nodes(const RowPlan& plan, int heads) {
           (chains + kGroups - 1) / kGroups * chain_nodes};
 }
 
-// Whether this CTA, one of many heads, finds no SM free before attend's CTAs leave theirs; so few nodes are handed on
-// by a CTA each for 32 heads. Where hardly any CTA is late it starts well before attend's last one is done, like the
-// early.
+// Whether this CTA finds no SM free before attend's CTAs leave theirs: few nodes come from a CTA each for 32 heads, and
+// CTAs start in the order of their numbers. Where hardly any are late, these start well before attend's last CTA is
+// done and are as good as early. No bits follow from it.
 LATENTD_DEVICE bool starts_late(int num_nodes) {
   const int early = max(0, kSms - num_nodes * ((static_cast<int>(gridDim.y) + 31) / 32));
   const int at = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x), ctas = static_cast<int>(gridDim.x * gridDim.y);
