@@ -60,7 +60,8 @@ class LinearKernel(NamedTuple):
         """Threads of a CTA: warpgroups, and those that copy: copying_threads in linear.cuh."""
         if self.groups == 5 and self.rows >= 128:
             return 128 * self.groups
-        deals = self.teams > 1 or (self.groups == 2 and self.rows > 128)  # registers
+        two_sums = self.groups == 3 and self.rows == 128 and self.segments > 1
+        deals = self.teams > 1 or two_sums or (self.groups == 2 and self.rows > 128)  # registers
         return 128 * self.groups + (128 if deals else 32)
 
     @property
@@ -100,7 +101,8 @@ class LinearKernel(NamedTuple):
         """CTAs for a matrix (of a gated product: gate and up rows) on a card of `num_sms` SMs."""
         row_tiles = -(-rows // self.rows)
         if self.turns:
-            return row_tiles, min(self.at_once(rows, num_sms), -(-weight_rows // _UNIT)), 1
+            units = -(-weight_rows // ((2 if gated else 1) * _UNIT))
+            return row_tiles, min(self.at_once(rows, num_sms), units), 1
         height = self.height(weight_rows, rows, num_sms, gated)
         tiles = -(-weight_rows // ((2 if gated else 1) * height * self.groups))
         return self.ctas, row_tiles, tiles

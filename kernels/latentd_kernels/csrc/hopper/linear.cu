@@ -8,7 +8,7 @@ LATENTD_DEVICE void run(const Cta& cta) {
   if (threadIdx.x == Cta::kCopier) cta.start_copies();
   __syncthreads();
   if (Cta::kCopyingWarp && threadIdx.x >= Cta::kConsumers) {
-    if constexpr (Cta::kDealsRegisters) give_registers<24>();
+    if constexpr (Cta::kDealsRegisters) give_registers<Cta::kGives>();
     cta.produce();
   } else {
     if constexpr (Cta::kDealsRegisters) take_registers<Cta::kTakes>();
@@ -22,15 +22,15 @@ extern __shared__ char smem[];
 #define LATENTD_OUT void *out, long long out_stride, int num_features, int k_blocks, int rows, int kind, int vectors
 #define LATENTD_ARGS Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem)
 
-#define LATENTD_THREADS(n, groups) (128 * groups + copying_threads(n, groups))
+#define LATENTD_THREADS(n, groups, segments) (128 * groups + copying_threads(n, groups, segments))
 
-#define LATENTD_LINEAR(n, groups, w, x_, segments)                                                \
-  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups), n > 128 ? 1 : 0)       \
-      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) { \
-    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, height, LATENTD_ARGS));         \
+#define LATENTD_LINEAR(n, groups, w, x_, segments)                                                    \
+  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, segments), n > 128 ? 1 : 0) \
+      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) {     \
+    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, height, LATENTD_ARGS));             \
   }
 #define LATENTD_GATED(n, groups, w, x_)                                                 \
-  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups))              \
+  extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, 1))           \
       gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, int height, LATENTD_OUT) { \
     run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, height, LATENTD_ARGS));       \
   }
@@ -52,7 +52,8 @@ extern __shared__ char smem[];
 // rounds: S = s * gridDim.x segments of K, each one f32 accumulator over k16 steps in rising k; the S sums are added
 //   as a balanced tree: the same bits for all instances and row counts of equal S; one landing for a bf16 out
 // launch: grid (S / s, ceil(rows / n), ceil(num_features / (g height))), clusters of (S / s, 1, 1), 128 g + 32 threads
-//   (640 if g = 5 and n = 128, 384 if g = 2 and n = 256), dynamic shared memory as in linear_plan.py
+//   (640 if g = 5 and n = 128, 384 if g = 2 and n = 256, 512 if g = 3, n = 128 and s = 2), dynamic shared memory as in
+//   linear_plan.py
 
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
 // shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of `height` rows (a multiple of 4, at most 32)
@@ -115,6 +116,7 @@ LATENTD_LINEAR(128, 1, 10, 8, 4)
 LATENTD_LINEAR(128, 2, 6, 6, 1)
 LATENTD_LINEAR(128, 2, 6, 6, 2)
 LATENTD_LINEAR(128, 2, 8, 5, 2)
+LATENTD_LINEAR(128, 3, 5, 5, 2)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_LINEAR(256, 1, 6, 4, 2)

@@ -15,10 +15,11 @@
 #include "linear_parts.cuh"
 
 // Beside the warpgroups that multiply a warp copies. With it the sums of five warpgroups and 128 rows would not fit the
-// registers: one of their threads copies. Two of 256 rows want nearly all registers: a warpgroup, which gives up its
-// own.
-constexpr int copying_threads(int rows, int groups) {
-  return groups == 5 && rows >= 128 ? 0 : groups == 2 && rows > 128 ? 128 : 32;
+// registers: one of their threads copies. Two of 256 rows, or three with two sums of 128, want nearly all registers: a
+// warpgroup copies, which gives up its own.
+constexpr int copying_threads(int rows, int groups, int segments) {
+  if (groups == 5 && rows >= 128) return 0;
+  return groups == 2 && rows > 128 || groups == 3 && rows == 128 && segments > 1 ? 128 : 32;
 }
 
 template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
@@ -28,10 +29,12 @@ struct LinearCta {
   static constexpr int kPanelFeatures = kGated ? 32 : 64;  // places for them: the first `height` are used
   static constexpr int kTileFeatures = kGroups * kPanelFeatures;
   static constexpr int kConsumers = 128 * kGroups;
-  static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups) > 0;
-  static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups) == 128;
-  static constexpr int kTakes = 240;  // registers
+  static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups, kSegments) > 0;
+  static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups, kSegments) == 128;
+  static constexpr int kTakes = kGroups == 2 ? 240 : 160,
+                       kGives = kGroups == 2 ? 24 : 32;  // registers a thread has then
   static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
+  static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
   static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");
   static constexpr int kAccumulators = kRows / 2;
   static constexpr int kLevels = kSegments > 2 ? 2 : 1;

@@ -103,6 +103,12 @@ LATENTD_DEVICE void fold(float (&acc)[kCount], float (&level)[kLevels][kCount], 
   for (int i = 0; i < kCount; i++) level[l][i] = acc[i];
 }
 
+// Whether warpgroups may deal registers so: a CTA has those with which it was launched, or it would wait for ever.
+constexpr bool has_registers(int takers, int takes, int givers, int gives) {
+  const int threads = takers + givers, launched = 65536 / threads / 8 * 8;
+  return takers * takes + givers * gives <= threads * launched;
+}
+
 // Where the sum of a first segment waits for that of the second: kHeld of its numbers in registers, the others in
 // shared memory, in fours `step` bytes apart.
 struct Parking {

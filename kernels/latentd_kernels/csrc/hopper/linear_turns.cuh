@@ -21,7 +21,8 @@ struct LinearTurns {
   static constexpr int kGroupUnits = kPanelUnits / kSharing, kTileUnits = kPanelUnits * kPanels;
   static constexpr int kConsumers = 128 * kGroups, kCopier = kConsumers;
   static constexpr bool kCopyingWarp = true, kDealsRegisters = kTeams > 1;
-  static constexpr int kTakes = 112;  // registers
+  static constexpr int kTakes = 112, kGives = 24;  // registers a thread has then
+  static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
   static constexpr int kAccumulators = kRows / 2;
   static constexpr int kBytesW = kTeamGroups * kPanelBytes, kBytesX = kRows * 128;
   static constexpr int kGroupBarrier = kConsumerBarrier + kGroups;     // named barriers of a warpgroup each
