@@ -1,6 +1,7 @@
-"""Launches of csrc/hopper/experts.cu: the experts of few rows in one launch of a CTA an SM.
+"""Launches of csrc/hopper/experts.cu and experts_one.cu: the experts of few rows in one launch of a
+CTA an SM, for a single row with the norm and the router.
 
-The same bits as csrc/hopper/moe.cu, so the number of rows may choose between them.
+The same bits as csrc/hopper/moe.cu and route.cu, so the number of rows may choose between them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from ctypes import c_float, c_int32, c_int64
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from latentd_kernels.function import Argument
@@ -28,6 +31,18 @@ _THREADS: Final = 192
 _STAGE_BYTES: Final = 16384
 _MIN_STAGES: Final = 6  # with fewer, weights come late
 _SCRATCH_BYTES: Final = 5120  # at least, of shared memory outside of the dynamic one
+_ONE_STAGES: Final = 8  # with more, copies stand in the way of logits
+
+
+class Routing(NamedTuple):
+    """The residual stream in front of a MoE layer, its norm and its router."""
+
+    x: Tensor
+    norm_weight: Tensor
+    eps: float
+    router: Tensor
+    bias: Tensor | None
+    slot_idx: Tensor
 
 
 class Source(NamedTuple):
@@ -76,4 +91,34 @@ def launch_resident(
     ops.library.launch(
         "moe_experts_few", (ctas, 1, 1), _THREADS, args, stream=ops.stream,
         smem=1024 + stages * _STAGE_BYTES + _rows_bytes(inner, hidden_size),
+    )  # fmt: skip
+
+
+def one_row_stages(ops: Launcher, inner: int, hidden: int) -> int:
+    """Stages of csrc/hopper/experts_one.cu for such a layer, 0 where others are to take it."""
+    left = ops.library.max_smem - _SCRATCH_BYTES - 1024 - _one_row_bytes(inner, hidden)
+    return _ONE_STAGES if left >= _ONE_STAGES * _STAGE_BYTES else 0
+
+
+def _one_row_bytes(inner: int, hidden: int) -> int:
+    return 4 * (hidden + inner) + 112  # the last row is read as if there were a little more
+
+
+def launch_one_row(
+    ops: Launcher, routing: Routing, gate_up: Tensor, down: Tensor, choice: Sequence[Argument],
+    workspace: MoeWorkspace, stages: int,
+) -> None:  # fmt: skip
+    """csrc/hopper/experts_one.cu; `choice` has the numbers that the router's kernels take."""
+    _, hidden_size, inner = down.shape
+    maps, down_rows = ops.tensor_maps, down.view(-1, inner)
+    args: list[Argument] = [maps.get_pairs(gate_up, 4, 2), maps.get_pairs(gate_up, 8, 1)]
+    args.append(maps.get(down_rows, down_rows.shape[0], 2 * _TILE))
+    args += [workspace.hidden, workspace.parts, workspace.progress, workspace.words]
+    args += [routing.x, routing.norm_weight, c_float(routing.eps), routing.router, routing.bias]
+    args += [routing.slot_idx, workspace.expert_ids, workspace.expert_weights]
+    args += map(c_int32, (inner, hidden_size, stages, routing.router.shape[0]))
+    args += choice
+    ops.library.launch(
+        "moe_experts_one", (ops.library.sm_count, 1, 1), _THREADS, args, stream=ops.stream,
+        smem=1024 + stages * _STAGE_BYTES + _one_row_bytes(inner, hidden_size),
     )  # fmt: skip

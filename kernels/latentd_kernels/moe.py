@@ -14,7 +14,14 @@ from latentd_kernels.experts import (
     launch_portable,
     launch_wgmma,
 )
-from latentd_kernels.experts_resident import Source, launch_resident, resident_stages
+from latentd_kernels.experts_resident import (
+    Routing,
+    Source,
+    launch_one_row,
+    launch_resident,
+    one_row_stages,
+    resident_stages,
+)
 from latentd_kernels.launcher import HOPPER
 
 if TYPE_CHECKING:
@@ -66,9 +73,8 @@ class MoeLaunches(DenseLaunches):
         args += [c_int64(normed.stride(0)), c_int32(rows), c_int32(hidden), c_int32(experts)]
         args += _choice_args(params)
         ctas = -(-rows // _CLUSTER_ROWS) * _CLUSTER_CTAS
-        name = "moe_norm_route_one" if rows == 1 else "moe_norm_route"
         self.library.launch(
-            name, (ctas, 1, 1), 256, args, stream=self.stream,
+            "moe_norm_route", (ctas, 1, 1), 256, args, stream=self.stream,
             cluster=(_CLUSTER_CTAS, 1, 1),
         )  # fmt: skip
         if self._needs_plan(workspace, rows):
@@ -125,8 +131,15 @@ class MoeLaunches(DenseLaunches):
         workspace: MoeWorkspace, rows: int,
     ) -> None:  # fmt: skip
         """See `Ops.moe`; experts of few rows start on the shared ones beside the router."""
+        is_fused = self._is_fused(router)
+        stages = one_row_stages(self, down.shape[2], down.shape[1])
+        if rows == 1 and is_fused and stages and self._has_wgmma(workspace):
+            _check_route(logits, params, workspace, rows)
+            routing = Routing(x, norm_weight, eps, router, bias, self.inputs.slot_idx)
+            launch_one_row(self, routing, gate_up, down, _choice_args(params), workspace, stages)
+            return
         self.norm_route(x, norm_weight, eps, normed, router, bias, logits, params, workspace, rows)
-        source = Source(x, norm_weight, eps) if self._is_fused(router) else None
+        source = Source(x, norm_weight, eps) if is_fused else None
         self._experts(normed, gate_up, down, params, workspace, rows, source)
 
     def _experts(

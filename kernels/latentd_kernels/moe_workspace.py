@@ -40,4 +40,5 @@ def allocate_moe_workspace(
         parts=empty(torch.float32, max_rows, choices, hidden_size),
         plan=empty(torch.int32, moe_plan_ints(max_rows, choices, total_experts)),
         progress=empty(torch.int32, 1 + total_experts),
+        words=empty(torch.int64, total_experts),
     )

@@ -87,6 +87,7 @@ class MoeWorkspace:
     parts: Tensor  # [max_rows, choices, hidden_size] float32, down projections (scratch before)
     plan: Tensor  # [*] int32, private to the backend (size: moe_plan_ints in moe_workspace.py)
     progress: Tensor  # [1 + experts + shared] int32, private, zero between operations
+    words: Tensor  # [experts + shared] int64, likewise
 
 
 class Ops(Protocol):
@@ -227,7 +228,8 @@ class Ops(Protocol):
         bias: Tensor | None, logits: Tensor, gate_up: Tensor, down: Tensor, params: RouterParams,
         workspace: MoeWorkspace, rows: int,
     ) -> None:  # fmt: skip
-        """norm_route, then experts on what it normed."""
+        """norm_route, then experts on what it normed; what is left in `normed` and `logits` is
+        undefined."""
 
     def place_limits(self, count: int, step: int) -> None:
         """Give the first `count` slots of the limit entry of step number `step` the limits there,

@@ -270,9 +270,11 @@ def test_norm_route_gives_a_row_the_same_bits_in_any_batch(router: str, hidden: 
     ("router", "inner", "hidden"),
     [("v2-lite", 1408, 2048), ("glm", 1536, 2048), ("demo", 128, 256), ("v3", 64, 512)],
 )
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9])
+@pytest.mark.parametrize(
+    ("rows", "ctas"), [(1, 132), (1, 7), (2, 132), (3, 132), (8, 132), (9, 132)]
+)
 def test_experts_beside_the_router_have_the_bits_of_those_behind_it(
-    router: str, inner: int, hidden: int, rows: int
+    router: str, inner: int, hidden: int, rows: int, ctas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(10)
     ops = make_ops()
@@ -281,11 +283,12 @@ def test_experts_beside_the_router_have_the_bits_of_those_behind_it(
     total = layer.experts + layer.params.num_shared
     gate_up = randn(total, 2 * inner, hidden, scale=hidden**-0.5)
     down = randn(total, hidden, inner, scale=inner**-0.5)
-    normed, *_ = layer.run(ops, 0, many)
+    normed, ids, weights = layer.run(ops, 0, many)
     ops.experts(normed, gate_up, down, layer.params, layer.space, many)
     expected = layer.space.parts[:many].clone()
     assert not expected.isnan().any()
     logits = poisoned(512, layer.experts, dtype=torch.float32)
+    monkeypatch.setattr(ops.library, "sm_count", ctas)
 
     def step(first: int) -> None:
         ops.moe(
@@ -296,11 +299,38 @@ def test_experts_beside_the_router_have_the_bits_of_those_behind_it(
     for first in (0, 5, many - rows):
         layer.space.parts.fill_(torch.nan)
         layer.space.hidden.fill_(torch.nan)
+        layer.space.expert_ids.fill_(-77)
         step(first)
         assert torch.equal(layer.space.parts[:rows], expected[first : first + rows]), first
+        assert torch.equal(layer.space.expert_ids[:rows], ids[first : first + rows]), first
+        assert torch.equal(layer.space.expert_weights[:rows], weights[first : first + rows]), first
         assert not layer.space.progress.any()
+        assert not layer.space.words.any()
     replay(lambda: step(0), times=3)
     assert torch.equal(layer.space.parts[:rows], expected[:rows])
+
+
+def test_a_single_padding_row_chooses_nothing_and_leaves_its_parts() -> None:
+    torch.manual_seed(11)
+    ops = make_ops()
+    layer = Routed(*ROUTERS["v2-lite"], 2048)
+    layer.space = workspace(layer.experts, layer.params, 1, 128, 2048)
+    total = layer.experts + layer.params.num_shared
+    gate_up, down = randn(total, 256, 2048), randn(total, 2048, 128)
+    for slot in (-1, 0):
+        ops.inputs.slot_idx[0] = slot
+        ops.moe(
+            layer.x, layer.norm, 1e-6, layer.normed, layer.router, layer.bias,
+            poisoned(1, layer.experts, dtype=torch.float32), gate_up, down, layer.params,
+            layer.space, 1,
+        )  # fmt: skip
+        assert (layer.space.expert_ids >= 0).all() == (slot == 0)
+        assert layer.space.parts.isnan().all() == (slot < 0)
+        if slot < 0:
+            assert (layer.space.expert_ids == -1).all()
+            assert (layer.space.expert_weights == 0).all()
+        assert not layer.space.progress.any()
+        assert not layer.space.words.any()
 
 
 def test_norm_route_lets_padding_rows_choose_nothing() -> None:

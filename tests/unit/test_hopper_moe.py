@@ -48,6 +48,13 @@ class Layer:
         )  # fmt: skip
         return self.library.names()
 
+    def moe(self, rows: int) -> None:
+        self.library.launches.clear()
+        self.ops.moe(
+            self.residual, self.norm, 1e-6, self.x, self.router, None, self.logits, self.gate_up,
+            self.down, ROUTER, self.space, rows,
+        )  # fmt: skip
+
     def experts(self, rows: int) -> list[SimpleNamespace]:
         self.library.launches.clear()
         self.ops.experts(self.x, self.gate_up, self.down, ROUTER, self.space, rows)
@@ -101,10 +108,10 @@ def test_few_rows_take_one_launch_of_a_cta_an_sm_where_it_fits(
 @pytest.mark.parametrize(
     ("rows", "experts", "hidden", "beside"),
     [
-        (1, 16, 256, True),
         (2, 16, 256, True),
         (3, 16, 256, False),  # so many are normed sooner by the router's node
         (1, 65, 256, False),  # a router of several nodes
+        (2, 65, 256, False),
         (1, 16, 128, False),
     ],
 )
@@ -112,14 +119,34 @@ def test_experts_of_few_rows_need_not_wait_for_the_router_to_norm_them(
     rows: int, experts: int, hidden: int, beside: bool
 ) -> None:
     layer = Layer("sm_90a", experts, 64, hidden)
-    layer.ops.moe(
-        layer.residual, layer.norm, 1e-6, layer.x, layer.router, None, layer.logits, layer.gate_up,
-        layer.down, ROUTER, layer.space, rows,
-    )  # fmt: skip
+    layer.moe(rows)
     launched = layer.library.launches[-1]
     assert launched.name == "moe_experts_few"
     assert (launched.args[9] is layer.residual) == beside
     assert (launched.args[9] is None) != beside
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "hidden", "inner", "one"),
+    [
+        (1, 16, 256, 64, True),
+        (1, 64, 2048, 1408, True),
+        (2, 64, 2048, 1408, False),
+        (1, 65, 2048, 1408, False),  # more logits than a warp takes
+        (1, 16, 128, 64, False),
+        (1, 16, 256, 96, False),  # no whole tile of 64 features
+    ],
+)
+def test_a_single_row_is_normed_routed_and_multiplied_in_one_launch(
+    rows: int, experts: int, hidden: int, inner: int, one: bool
+) -> None:
+    layer = Layer("sm_90a", experts, inner, hidden)
+    layer.moe(rows)
+    launched = layer.library.launches[-1]
+    assert (layer.library.names() == ["moe_experts_one"]) == one
+    if one:
+        assert launched.grid == (132, 1, 1)
+        assert launched.smem + 5120 <= layer.library.max_smem
 
 
 def test_many_rows_are_planned_and_gathered_first() -> None:
@@ -157,7 +184,7 @@ def test_a_small_router_is_one_node_with_its_norm_for_every_number_of_rows(
     layer = Layer(arch, experts, 64, hidden)
     for rows in ROWS:
         names = [name for name in layer.route(rows) if name != "moe_plan"]
-        assert (names == ["moe_norm_route" + "_one" * (rows == 1)]) == fused
+        assert (names == ["moe_norm_route"]) == fused
         if not fused:
             assert (names[0], names[-1]) == ("norm_f32", "moe_route")
             assert len(names) == 3

@@ -22,8 +22,12 @@ WAITING = {  # device functions that call pdl_wait for their kernel
     "produce": "hopper/linear.cuh",
     "load_rows": "hopper/experts.cu",
     "multiply_all": "hopper/experts.cu",
+    "norm_one_row": "hopper/experts_one.cuh",
 }
-LATER = {"moe_experts_few"}  # let the next kernel launch in the midst of their work
+LATER = {
+    "moe_experts_few",
+    "moe_experts_one",
+}  # let the next kernel launch in the midst of their work
 LATE = "pdl_wait_then_launch();"
 CALLS = {"pdl_wait", "pdl_wait_then_launch", *WAITING}
 ENTRY = 'extern "C" __global__'
@@ -115,7 +119,7 @@ def test_no_kernel_allocates_or_adds_floats_atomically(name: str) -> None:
     # barrier.cta.red is a vote. The bins of the sampler are integers: exact in any order. The
     # counts of the experts say who is done.
     bins = {
-        "hopper/experts.cu": ["atomicAdd(progress", "atomicAdd(progress + 1 + group.index"],
+        "hopper/experts_work.cuh": ["atomicAdd(progress", "atomicAdd(done"],
         "sampling.cu": ["atomicAdd(&lo[bin]", "atomicAdd(&hi[bin]"],
         "hopper/sampling.cu": [f"atomicAdd(&words[{word}][bin]" for word in range(3)],
     }

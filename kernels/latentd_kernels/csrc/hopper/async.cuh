@@ -78,6 +78,12 @@ LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0,
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier), "l"(policy)
       : "memory");
 }
+// `bytes` (a multiple of 16) of global memory.
+LATENTD_DEVICE void bulk_load(uint32_t dst, const void* src, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // `bytes` (a multiple of 16) of this CTA's shared memory into that of another CTA of the cluster; `dst` and `barrier`
 // are addresses there (cluster_address). Not into its own: that works, but compute-sanitizer memcheck reports it.
 LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t barrier) {

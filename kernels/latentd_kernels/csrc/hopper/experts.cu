@@ -19,66 +19,17 @@
 // `hidden` is sorted by expert: first the routed entries (a row with one of its choices), in the order of their expert
 // and then of their rows; behind them every shared expert has all rows, padding rows included.
 #include "../norm.cuh"
-#include "experts_ring.cuh"
+#include "experts_work.cuh"
 
-// The same value for the whole warp, in a way that the compiler sees: where it must take a branch around wgmma for
-// divergent, it makes the products wait for each other.
-LATENTD_DEVICE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }
+constexpr int kRowsBytes = kFewRows * kBlockK * 2;  // a block of all rows
+constexpr uint32_t kRowsStep = operand_offset(kRowsBytes);
 
-// ---- Roles.
-
-struct Maps {
-  const TensorMap *shares, *tiles, *down, *x, *hidden;
+struct Scratch {
+  RingBarriers barriers;
+  float squares[kMaxNormedRows][kMaxNormed / 8 / 32];
+  Table table;
+  Sorting sorting;
 };
-
-// The CTA's weights of gate_up; one thread.
-LATENTD_DEVICE void load_gate_up(const Maps& maps, const Shape& s, Scratch& scratch, Ring& ring) {
-  const int blocks = s.hidden / kBlockK;
-  const auto pair_of = [&](const Group& group, int feature) { return (group.expert * 2 * s.inner + feature) / 8; };
-  for_shares(s, [&](const Group& group, int feature) {
-    const int pair = pair_of(group, feature);
-#pragma unroll 1
-    for (int block = 0; block < blocks; block += kShareBlocks, ring.advance()) {
-      ring.wait_emptied();
-      barrier_expect(ring.filled(), kStageBytes);
-      tensor_load_keep(ring.at(), maps.shares, 0, 0, 0, pair, block, ring.filled(), kEvictFirst);
-    }
-  });
-  tensor_map_prefetch(maps.tiles);
-  tensor_map_prefetch(maps.down);
-  barrier_wait(smem_u32(&scratch.table_made), 0);
-  for_tiles(s, scratch.table, scratch.table.num_chosen, [&](const Group& group, int feature) {
-    const int pair = pair_of(group, feature);
-#pragma unroll 1
-    for (int block = 0; block < blocks; block++, ring.advance()) {
-      ring.wait_emptied();
-      barrier_expect(ring.filled(), kStageBytes);
-      tensor_load_keep(ring.at(), maps.tiles, 0, 0, 0, pair, block, ring.filled(), kEvictFirst);
-    }
-  });
-}
-
-// Those of down, behind them.
-LATENTD_DEVICE void load_down(const Maps& maps, const Shape& s, Scratch& scratch, Ring& ring) {
-  for_downs(s, scratch.table, scratch.table.num_chosen, [&](const Group& group, int feature) {
-#pragma unroll 1
-    for (int block = 0; block < s.inner / kBlockK; block++, ring.advance()) {
-      ring.wait_emptied();
-      barrier_expect(ring.filled(), kStageBytes);
-      const int row = group.expert * s.hidden + feature;
-      tensor_load_keep(ring.at(), maps.down, block * kBlockK, row, ring.filled(), kEvictFirst);
-    }
-  });
-}
-
-// Waits until `wanted` parts of a group are stored, and visible to copies.
-LATENTD_DEVICE void wait_progress(const int* progress, int wanted) {
-  int count;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(progress) : "memory");
-  } while (count < wanted);
-  proxy_fence_all();
-}
 
 // The residual stream in front of the layer's norm, or nothing: then x comes normed.
 struct Source {
@@ -140,23 +91,23 @@ LATENTD_DEVICE void norm_rows(const Source& source, const Shape& s, Scratch& scr
 }
 
 // All activations of the CTA, and the table; one warp. The last CTA that is done with waiting clears `progress`.
-LATENTD_DEVICE void load_rows(const Maps& maps, const int* expert_ids, const Shape& s, Scratch& scratch, Rows rows,
-                              bool takes_x, int* progress) {
+LATENTD_DEVICE void load_rows(const TensorMap* x, const TensorMap* hidden, const int* expert_ids, const Shape& s,
+                              Scratch& scratch, Rows rows, bool takes_x, int* progress) {
   const bool leads = threadIdx.x % 32 == 0;
   if (leads) {
-    tensor_map_prefetch(maps.x);
-    tensor_map_prefetch(maps.hidden);
+    tensor_map_prefetch(x);
+    tensor_map_prefetch(hidden);
   }
   pdl_wait();
   if (leads && takes_x) {
     barrier_expect(rows.filled(), s.hidden / kBlockK * kRowsBytes);
-    tensor_load(rows.at(), maps.x, 0, 0, 0, 0, rows.filled());
+    tensor_load(rows.at(), x, 0, 0, 0, 0, rows.filled());
   } else if (leads) {
     barrier_arrive(rows.filled());
   }
   const Table& t = scratch.table;
-  make_table(expert_ids, s, scratch.table);
-  barrier_arrive(smem_u32(&scratch.table_made));
+  make_table(expert_ids, s, scratch.sorting, scratch.table);
+  barrier_arrive(smem_u32(&scratch.barriers.table_made));
   __syncwarp();
   if (!leads) return;
   for_downs(s, t, t.num_chosen, [&](const Group& group, int) {
@@ -165,40 +116,20 @@ LATENTD_DEVICE void load_rows(const Maps& maps, const int* expert_ids, const Sha
     const bool is_shared = group.index < s.num_shared;
     wait_progress(progress + 1 + group.index, s.inner / (is_shared ? kShareFeatures : kTileFeatures));
     barrier_expect(rows.filled(), s.inner / kBlockK * kRowsBytes);
-    tensor_load(rows.at(), maps.hidden, 0, group.first, 0, 0, rows.filled());
+    tensor_load(rows.at(), hidden, 0, group.first, 0, 0, rows.filled());
   });
-  if (atomicAdd(progress, 1) == static_cast<int>(gridDim.x) - 1) {
+  if (is_last_to_wait(progress)) {
     for (int i = 0; i <= s.num_shared + t.num_chosen; i++) progress[i] = 0;
   }
 }
 
-// The accumulators of kTiles tiles of 64 weight rows: all blocks in order. A stage holds one block of two tiles, or two
-// of one.
+// A product of kTiles tiles with the rows at `rows`.
 template <int kTiles>
 LATENTD_DEVICE void multiply(float (&acc)[kTiles][kFewRows / 2], Ring& ring, uint32_t rows, int num_blocks) {
-  constexpr int kTogether = kTiles == 1 ? kShareBlocks : 1;
-  uint32_t previous = 0;
-#pragma unroll 1
-  for (int block = 0; block < num_blocks; block += kTogether, rows += kTogether * kRowsBytes) {
-    ring.wait_filled();
-    const uint32_t a = wgmma_operand(ring.at()), b = wgmma_operand(rows);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < kTogether * kBlockK / 16; j++) {
-#pragma unroll
-      for (int t = 0; t < kTiles; t++) {
-        wgmma<kFewRows>(acc[t], a + (j / 4 + t) * kTileStep + j % 4 * kStepK, b + j / 4 * kRowsStep + j % 4 * kStepK,
-                        block + j > 0);
-      }
-    }
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (previous != 0 && threadIdx.x % 32 == 0) barrier_arrive(previous);
-    previous = ring.emptied();
-    ring.advance();
-  }
-  wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) barrier_arrive(previous);
+  const uint32_t b = wgmma_operand(rows);
+  multiply_blocks(acc, ring, num_blocks, [&](float (&d)[kFewRows / 2], uint32_t a, int block, int j) {
+    wgmma<kFewRows>(d, a, b + (block + j / 4) * kRowsStep + j % 4 * kStepK, block + j > 0);
+  });
 }
 
 // silu(gate) * up of a share or tile to `hidden`, counted. A tile of a product is four pairs of 8 gate rows and the 8
@@ -220,12 +151,7 @@ LATENTD_DEVICE void store_hidden(const float (&acc)[kTiles][kFewRows / 2], const
 #pragma unroll
     for (int i = 0; i < kTiles; i++) out[i * 32] = row % 2 == 0 ? values[i][0] : values[i][1];
   }
-  proxy_fence_all();
-  named_sync(1, kConsumers);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(progress + 1 + group.index, 1);
-  }
+  count_progress(progress + 1 + group.index);
 }
 
 // The parts of an expert's rows. A warp's store is four rows of eight neighbouring features, whole sectors.
@@ -266,7 +192,7 @@ LATENTD_DEVICE void multiply_all(const Shape& s, Scratch& scratch, const Source&
     store_hidden(acc, s, t, group, feature, hidden, progress);
   });
   pdl_wait();
-  barrier_wait(smem_u32(&scratch.table_made), 0);
+  barrier_wait(smem_u32(&scratch.barriers.table_made), 0);
   const int num_chosen = uniform(t.num_chosen);
   for_tiles(s, t, num_chosen, [&](const Group& group, int feature) {
     float acc[2][kFewRows / 2];
@@ -285,22 +211,6 @@ LATENTD_DEVICE void multiply_all(const Shape& s, Scratch& scratch, const Source&
     release_rows();
     store_parts(acc, s, t, group, feature, parts);
   });
-}
-
-LATENTD_DEVICE void init_barriers(Scratch& s) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxStages; i++) {
-      barrier_init(smem_u32(s.full + i), 1);
-      barrier_init(smem_u32(s.empty + i), kConsumers / 32);
-    }
-    for (int i = 0; i < 2; i++) {
-      barrier_init(smem_u32(s.rows_full + i), 1);
-      barrier_init(smem_u32(s.rows_empty + i), kConsumers / 32);
-    }
-    barrier_init(smem_u32(&s.table_made), 32);
-    barrier_init_fence();
-  }
-  __syncthreads();
 }
 
 // kernel moe_experts_few: gate_up and down of every chosen expert and of the shared ones, one float32 part a
@@ -328,20 +238,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char dynamic[];
   __shared__ Scratch scratch;
   const Shape s{rows, choices, num_shared, experts, inner, hidden};
-  const Maps maps{&shares, &tiles, &down, &x, &hidden_rows};
   const Source source{residual, norm_weight, eps, residual_stride};
-  init_barriers(scratch);
+  scratch.barriers.init();
   const uint32_t memory = (smem_u32(dynamic) + 1023) & ~1023u;
-  Ring ring(scratch, memory, stages);
-  const Rows row_places(scratch, memory + stages * kStageBytes, s);
+  Ring ring(scratch.barriers, memory, stages);
+  const Rows row_places(scratch.barriers, memory + stages * kStageBytes, max(hidden, inner) / kBlockK * kRowsBytes);
   const int warp = uniform(threadIdx.x >> 5);
   if (warp < kConsumers / 32) {
     multiply_all(s, scratch, source, ring, row_places, hidden_values, parts, progress);
   } else if (warp == kConsumers / 32) {
-    load_rows(maps, expert_ids, s, scratch, row_places, residual == nullptr, progress);
+    load_rows(&x, &hidden_rows, expert_ids, s, scratch, row_places, residual == nullptr, progress);
   } else if (threadIdx.x % 32 == 0) {
-    load_gate_up(maps, s, scratch, ring);
+    load_shares(&shares, s, ring);
+    tensor_map_prefetch(&tiles);
+    tensor_map_prefetch(&down);
+    barrier_wait(smem_u32(&scratch.barriers.table_made), 0);
+    const Table& t = scratch.table;
+    load_tiles(&tiles, s, t, ring);
     pdl_launch();  // what starts much sooner or later than now was slower
-    load_down(maps, s, scratch, ring);
+    load_downs(&down, s, t, ring);
   }
 }

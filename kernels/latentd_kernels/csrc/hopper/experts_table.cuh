@@ -16,9 +16,13 @@ struct Shape {
 struct Table {
   int num_chosen;                                        // routed experts that some row chose, in rising order
   uint32_t live;                                         // a bit for every row that is no padding row
-  int keys[kMaxEntries], sorted[kMaxEntries];            // expert * kMaxEntries + entry
   uint16_t expert[kMaxEntries], first[kMaxEntries + 1];  // of each chosen expert; its first place in `row`, `entry`
   uint8_t row[kMaxEntries], entry[kMaxEntries];
+};
+
+// Room for make_table: expert * kMaxEntries + entry.
+struct Sorting {
+  int keys[kMaxEntries], sorted[kMaxEntries];
 };
 
 // The rows of one expert: `count` places of `hidden` from `first` on. Groups are the shared experts, then the chosen.
@@ -33,7 +37,7 @@ LATENTD_DEVICE Group chosen_group(const Shape& s, const Table& t, int at) {
 }
 
 // Sorts the entries by expert, then by row; one warp.
-LATENTD_DEVICE void make_table(const int* expert_ids, const Shape& s, Table& t) {
+LATENTD_DEVICE void make_table(const int* expert_ids, const Shape& s, Sorting& sorting, Table& t) {
   constexpr int kTogether = kMaxEntries / 32;  // loads of a lane in one trip to the L2 cache
   const int lane = threadIdx.x & 31, total = s.rows * s.choices;
   const uint32_t below = (1u << lane) - 1;
@@ -47,22 +51,22 @@ LATENTD_DEVICE void make_table(const int* expert_ids, const Shape& s, Table& t) 
   for (int j = 0; j < kTogether; j++) {
     const bool is_routed = ids[j] >= 0 && ids[j] < s.experts;
     const uint32_t mask = __ballot_sync(0xffffffffu, is_routed);
-    if (is_routed) t.keys[count + __popc(mask & below)] = ids[j] * kMaxEntries + j * 32 + lane;
+    if (is_routed) sorting.keys[count + __popc(mask & below)] = ids[j] * kMaxEntries + j * 32 + lane;
     count += __popc(mask);
   }
   __syncwarp();
   for (int i = lane; i < count; i += 32) {
-    const int key = t.keys[i];
+    const int key = sorting.keys[i];
     int place = 0;
 #pragma unroll 4
-    for (int j = 0; j < count; j++) place += t.keys[j] < key;
-    t.sorted[place] = key;
+    for (int j = 0; j < count; j++) place += sorting.keys[j] < key;
+    sorting.sorted[place] = key;
   }
   __syncwarp();
   int chosen = 0;
   for (int base = 0; base < count; base += 32) {
-    const int at = base + lane, key = at < count ? t.sorted[at] : 0, expert = key / kMaxEntries;
-    const bool is_first = at < count && (at == 0 || t.sorted[at - 1] / kMaxEntries != expert);
+    const int at = base + lane, key = at < count ? sorting.sorted[at] : 0, expert = key / kMaxEntries;
+    const bool is_first = at < count && (at == 0 || sorting.sorted[at - 1] / kMaxEntries != expert);
     const uint32_t mask = __ballot_sync(0xffffffffu, is_first);
     if (is_first) {
       t.expert[chosen + __popc(mask & below)] = expert;

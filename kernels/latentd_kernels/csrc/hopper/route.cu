@@ -42,28 +42,27 @@ LATENTD_DEVICE void load_router(Fragments& f, const bf16* router, int experts, i
   }
 }
 
-// RMSNorm of the cluster's rows, kRows at most, into shared memory, by every CTA, with the arithmetic of norm_f32; each
-// CTA stores every fourth row of them.
-template <int kRows>
+// RMSNorm of the cluster's rows into shared memory, by every CTA, with the arithmetic of norm_f32; each CTA stores
+// every fourth row of them.
 LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, const uint4& weight, float eps, bf16* out,
                               long long out_stride, int num_rows, int hidden) {
   const int at = threadIdx.x * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = cluster_rank();
-  Vector8 value[kRows];
+  Vector8 value[kClusterRows];
 #pragma unroll
-  for (int r = 0; r < kRows; r++) {
+  for (int r = 0; r < kClusterRows; r++) {
     value[r] = {};
     if (r >= num_rows || at >= hidden) continue;
     value[r] = load8(x + r * x_stride + at);
   }
 #pragma unroll
-  for (int r = 0; r < kRows; r++) {
+  for (int r = 0; r < kClusterRows; r++) {
     if (r >= num_rows) continue;
     const float squares = warp_sum(add_squares(0.0f, value[r]));
     if (lane == 0) s.squares[r][warp] = squares;
   }
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < kRows; r++) {
+  for (int r = 0; r < kClusterRows; r++) {
     if (at >= hidden) continue;
     uint4 landed = make_uint4(0, 0, 0, 0);
     if (r < num_rows) {
@@ -81,7 +80,6 @@ LATENTD_DEVICE void norm_rows(Scratch& s, const float* x, long long x_stride, co
 
 // The CTA's experts times the cluster's rows: a warp takes every eighth chunk, the warps are added in order, and each
 // pair of logits goes to the CTA that routes its row.
-template <int kRows>
 LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int num_rows, int hidden) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float acc[kChains][4] = {};
@@ -89,7 +87,7 @@ LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int num_rows, int h
   for (int c = 0; c < kMaxChunks; c++) {
     const int k = (c * kWarps + warp) * kChunkK;
     if (k >= hidden) continue;
-    const uint4 x = *reinterpret_cast<const uint4*>(&s.normed[lane / 4 % kRows][k + lane % 4 * 8]);
+    const uint4 x = *reinterpret_cast<const uint4*>(&s.normed[lane / 4][k + lane % 4 * 8]);
     const uint32_t first[4] = {f.lo[c].x, f.hi[c].x, f.lo[c].y, f.hi[c].y};
     const uint32_t second[4] = {f.lo[c].z, f.hi[c].z, f.lo[c].w, f.hi[c].w};
     mma_16816(acc[c % kChains], first, x.x, x.y);
@@ -102,7 +100,7 @@ LATENTD_DEVICE void multiply(Scratch& s, const Fragments& f, int num_rows, int h
   }
   __syncthreads();
   const int row = threadIdx.x / (kCtaExperts / 2), expert = threadIdx.x % (kCtaExperts / 2) * 2;
-  if (row >= min(num_rows, kRows)) return;
+  if (row >= min(num_rows, kClusterRows)) return;
   float2 logit = {};
 #pragma unroll
   for (int w = 0; w < kWarps; w++) {
@@ -122,13 +120,24 @@ LATENTD_DEVICE void expect_logits(Scratch& s, int num_rows) {
   barrier_expect(smem_u32(&s.received), mine * kFusedExperts * static_cast<int>(sizeof(float)));
 }
 
-template <int kRows>
-LATENTD_DEVICE void norm_route(const float* x, const bf16* norm_weight, float eps, bf16* normed, const bf16* router,
-                               const float* bias, const int* slot_idx, int* expert_ids, float* expert_weights,
-                               long long x_stride, long long out_stride, int rows, int hidden,
-                               const RouteParams& params) {
+// kernel moe_norm_route: RMS-normalizes rows of the residual stream, multiplies them with the router and chooses their
+//   experts.
+// shapes: x [rows, hidden] f32 and normed [rows, hidden] bf16 (row strides free, multiples of 8), norm_weight [hidden]
+//   bf16, router [experts, hidden] bf16, bias [experts] f32 or null, slot_idx [rows] int32, expert_ids and
+//   expert_weights [rows, top_k + num_shared] as moe_route writes them; hidden a multiple of 256 up to 2048, at most 64
+//   experts.
+// rounds: the norm as norm_f32, landed; logits in f32: each of 8 warps sums every eighth chunk of 32 k, two mma a chunk
+//   in rising order, in four chains that take its chunks in turn and are added as (0 + 1) + (2 + 3); the warps are
+//   added in order; the choice as moe_route.
+// launch: grid (4 * ceil(rows / 8), 1, 1) in clusters of 4, 256 threads, no dynamic shared memory
+extern "C" __global__ void __launch_bounds__(kThreads)
+    moe_norm_route(const float* x, const bf16* norm_weight, float eps, bf16* normed, const bf16* router,
+                   const float* bias, const int* slot_idx, int* expert_ids, float* expert_weights, long long x_stride,
+                   long long out_stride, int rows, int hidden, int experts, int top_k, int scoring, int num_groups,
+                   int top_groups, int group_score, int normalize, int num_shared, float scaling) {
   __shared__ __align__(16) Scratch s;
-  const int experts = params.experts, top_k = params.top_k, num_shared = params.num_shared;
+  const RouteParams params{experts,     top_k,     scoring,    num_groups, top_groups,
+                           group_score, normalize, num_shared, scaling};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = cluster_rank();
   const int first = blockIdx.x / kClusterCtas * kClusterRows, choices = top_k + num_shared;
   const int row = first + warp * kClusterCtas + rank;  // that this warp routes
@@ -143,9 +152,9 @@ LATENTD_DEVICE void norm_route(const float* x, const bf16* norm_weight, float ep
   const bool is_live = routes && slot_idx[row] >= 0;
   cluster_wait();
   pdl_wait_then_launch();  // the experts follow
-  norm_rows<kRows>(s, x + first * x_stride, x_stride, weight, eps, normed + first * out_stride, out_stride,
-                   rows - first, hidden);
-  multiply<kRows>(s, fragments, rows - first, hidden);
+  norm_rows(s, x + first * x_stride, x_stride, weight, eps, normed + first * out_stride, out_stride, rows - first,
+            hidden);
+  multiply(s, fragments, rows - first, hidden);
   if (!routes) return;
   barrier_wait_cluster(smem_u32(&s.received), 0);
   int* ids = expert_ids + row * choices;
@@ -158,28 +167,3 @@ LATENTD_DEVICE void norm_route(const float* x, const bf16* norm_weight, float ep
     weights[lane] = 0.0f;
   }
 }
-
-#define LATENTD_NORM_ROUTE(name, kRows)                                                                                \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                                               \
-      name(const float* x, const bf16* norm_weight, float eps, bf16* normed, const bf16* router, const float* bias,    \
-           const int* slot_idx, int* expert_ids, float* expert_weights, long long x_stride, long long out_stride,      \
-           int rows, int hidden, int experts, int top_k, int scoring, int num_groups, int top_groups, int group_score, \
-           int normalize, int num_shared, float scaling) {                                                             \
-    const RouteParams params{experts,     top_k,     scoring,    num_groups, top_groups,                               \
-                             group_score, normalize, num_shared, scaling};                                             \
-    norm_route<kRows>(x, norm_weight, eps, normed, router, bias, slot_idx, expert_ids, expert_weights, x_stride,       \
-                      out_stride, rows, hidden, params);                                                               \
-  }
-// kernel moe_norm_route, moe_norm_route_one: RMS-normalizes rows of the residual stream, multiplies them with the
-//   router and chooses their experts; _one for a single row, as its code is less than half as long, and instructions
-//   that run once in a layer come from memory.
-// shapes: x [rows, hidden] f32 and normed [rows, hidden] bf16 (row strides free, multiples of 8), norm_weight [hidden]
-//   bf16, router [experts, hidden] bf16, bias [experts] f32 or null, slot_idx [rows] int32, expert_ids and
-//   expert_weights [rows, top_k + num_shared] as moe_route writes them; hidden a multiple of 256 up to 2048, at most 64
-//   experts.
-// rounds: the norm as norm_f32, landed; logits in f32: each of 8 warps sums every eighth chunk of 32 k, two mma a chunk
-//   in rising order, in four chains that take its chunks in turn and are added as (0 + 1) + (2 + 3); the warps are
-//   added in order; the choice as moe_route.
-// launch: grid (4 * ceil(rows / 8), 1, 1) in clusters of 4, 256 threads, no dynamic shared memory
-LATENTD_NORM_ROUTE(moe_norm_route, kClusterRows)
-LATENTD_NORM_ROUTE(moe_norm_route_one, 1)

@@ -92,3 +92,16 @@ LATENTD_DEVICE void wgmma(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumu
       kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 128 || kN == 256,
       "no product of that width is written out here");
 }
+
+// A step whose B is one row, contiguous in shared memory at any multiple of 16 bytes, without swizzle: eight columns
+// that start 16 bytes apart in it, so that column 0 is the row and the others count for nothing. `b`: wgmma_row(smem)
+// plus kStepK for the next 16 k. Up to 112 bytes behind the row are read.
+LATENTD_DEVICE uint32_t wgmma_row(uint32_t smem) { return (smem & 0x3ffff) >> 4 | 1 << 16; }
+LATENTD_DEVICE void wgmma_by_row(float (&d)[4], uint32_t a, uint32_t b, int accumulate) {
+  asm volatile(
+      "{.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %6, 0;\nmov.b64 da, {%4, 0x40000040};\n"
+      "mov.b64 db, {%5, 0x00000001};\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, da, db, p, 1, 1, 0, 0;}"
+      : LATENTD_D4(0)
+      : "r"(a), "r"(b), "r"(accumulate));
+}
