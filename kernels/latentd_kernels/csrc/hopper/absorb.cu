@@ -203,13 +203,22 @@ LATENTD_DEVICE void absorb_rows(const Args& args, typename F::Weights& weights, 
   extern __shared__ __align__(16) char raw[];
   auto& smem = *reinterpret_cast<typename F::Smem*>(raw);
   copy_weights<F>(smem, args);
+  const bool is_ready = F::kRows == 8 && args.rows > 1;  // in registers before the wait; one row gains nothing by it
+  if (is_ready) {
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+    load_weights<F>(smem, weights);
+  }
   pdl_wait();
   copy_queries<F>(smem, args, row0);
   copy_commit();
   copy_wait<0>();
   __syncthreads();
-  load_weights<F>(smem, weights);
-  __syncthreads();
+  if (!is_ready) {
+    load_weights<F>(smem, weights);
+    __syncthreads();
+  }
   multiply_rows<F>(smem, weights);
   __syncthreads();
   store_rows<F>(smem, args, row0);

@@ -10,7 +10,8 @@ namespace {
 constexpr int kLineBytes = kLatentDim * 2 + 64;  // of W_UV and o_lat: 16-byte words of four lanes of two lines fill all
                                                  // banks
 constexpr int kMaxCtaRows = 64;
-constexpr int kQuarters = 4;                                // of the columns, each with a sum of its own
+constexpr int kFirstLines = 32;  // of W_UV, asked for before a CTA of many heads knows whether it is late
+constexpr int kQuarters = 4;     // of the columns, each with a sum of its own
 constexpr int kQuarterWords = kLatentDim / kQuarters / 32;  // 16-byte words of a lane in a quarter of a line
 
 // kThreads threads and kValues rows of W_UV a CTA, kCluster CTAs that share the columns, kParts warps that share the

@@ -11,11 +11,10 @@ namespace {
 
 constexpr int kLaneCols = 8;
 constexpr int kWarpCols = 32 * kLaneCols;
-constexpr int kGroups = 8;       // the chains of a row are added in eighths
-constexpr int kBlock = 4;        // nodes that are copied, waited for and added at a time
-constexpr int kSms = 132;        // of the card that this is tuned for
-constexpr int kManyLate = 32;    // CTAs
-constexpr int kFirstLines = 64;  // of W_UV, which a CTA asks for before it knows whether it is late
+constexpr int kGroups = 8;     // the chains of a row are added in eighths
+constexpr int kBlock = 4;      // nodes that are copied, waited for and added at a time
+constexpr int kSms = 132;      // of the card that this is tuned for
+constexpr int kManyLate = 32;  // CTAs
 
 struct Args {
   const bf16* node_o;       // [nodes, heads, 512]

@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kValues = 128;                           // rows of W_UV
 constexpr int kGroupThreads = kLatentDim / kLaneCols;  // side by side on a group of chains
+constexpr int kFirstLines = 64;                        // of W_UV, asked for before the CTA knows whether it is late
 constexpr int kAhead = 8;                              // nodes that a thread has on the way
 constexpr int kTiles = kValues / 16;                   // of the product, a warp each; two warps share the columns
 constexpr int kSliceWords = kLatentDim / 2 / 32;       // 16-byte words of a lane in a warp's half of a line
