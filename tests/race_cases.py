@@ -21,6 +21,7 @@ from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
 from latentd_kernels.limits import LimitRing, SeatLimits
 from latentd_kernels.linear_plan import WHOLE, WholeKernel, parse
+from latentd_kernels.linear_strips import STRIPS
 from latentd_kernels.linear_table import MEASURED
 from latentd_kernels.moe_workspace import allocate_moe_workspace
 from latentd_kernels.ops import RouterParams
@@ -126,6 +127,19 @@ def hopper_linear(name: str, gated: bool) -> Callable[[Card], None]:
             card.ops().hopper_product(x, weight, out, rows, kind, gated, kernel)
 
     return run
+
+
+def strips(card: Card) -> None:
+    """linear_strips and gated_strips: two tiles of a CTA, more strips than stages, a tile of rows
+    and one row more, stored in every way."""
+    rows, k = STRIPS.rows + 1, 2048 + 64
+    features = 70 * card.sm_count
+    weight, x = card.randn(2 * features, k), card.randn(rows, k)
+    for kind, gated in ((0, True), (0, False), (1, False), (2, False)):
+        dtype = torch.float32 if kind else torch.bfloat16
+        out = torch.zeros(rows, features, dtype=dtype, device=card.device)
+        matrix = weight if gated else weight[:features]
+        card.ops().hopper_product(x, matrix, out, rows, kind, gated, STRIPS)
 
 
 def whole_linear(kernel: WholeKernel) -> Callable[[Card], None]:
@@ -244,7 +258,7 @@ def _hopper_linears() -> dict[str, Callable[[Card], None]]:
     names = {(name, gated) for (_, _, gated), (_, row) in MEASURED.items() for name in row.split()}
     kinds = {True: "gated", False: "linear"}
     made = {}
-    for name, gated in sorted(names):
+    for name, gated in sorted(names - {("strips", True), ("strips", False)}):
         kernel = parse(name, 8)
         made[f"{kinds[gated]}_{kernel.variant}"] = hopper_linear(name, gated)
     return made
@@ -285,6 +299,7 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "portable append": portable(append(2)),
     "portable absorb 192": portable(append(2, (192, 256))),
     **_hopper_linears(),
+    "strips": strips,
     **{f"linear, {kernel.ctas} CTAs that hold W": whole_linear(kernel) for kernel in WHOLE},
     **{
         f"portable linear {weight_rows}, {rows} rows, {sms} SMs": portable(

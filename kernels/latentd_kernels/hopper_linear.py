@@ -15,6 +15,7 @@ from latentd_kernels.linear_plan import (
     choose,
     whole,
 )
+from latentd_kernels.linear_strips import StripKernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,13 +46,16 @@ class HopperLinear(Launcher):
         rows: int,
         kind: int,
         gated: bool,
-        kernel: LinearKernel | None = None,
+        kernel: LinearKernel | StripKernel | None = None,
     ) -> None:
         """`linear` (kind: OutKind in csrc/hopper/linear.cuh) or `gated_linear`; `kernel` replaces
         the plan's choice, for tests."""
         weight_rows, k = weight.shape
         features = weight_rows // 2 if gated else weight_rows
         kernel = kernel or choose(weight_rows, k, rows, gated)
+        if isinstance(kernel, StripKernel):
+            self._strip_product(x, weight, out, rows, kind, gated, kernel)
+            return
         vector_bytes = _VECTOR * out.element_size()
         vectors = (
             features % _VECTOR == 0
@@ -85,6 +89,19 @@ class HopperLinear(Launcher):
             smem=kernel.smem,
             cluster=kernel.cluster,
         )
+
+    def _strip_product(
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int, gated: bool,
+        kernel: StripKernel,
+    ) -> None:  # fmt: skip
+        weight_rows, k = weight.shape
+        features = weight_rows // 2 if gated else weight_rows
+        args: list[Argument] = [weight, c_int64(weight.stride(0) * 2)]
+        args += [self.tensor_maps.get(x, rows, kernel.rows), out, c_int64(out.stride(0))]
+        args += map(c_int32, (features, k // BLOCK_K, rows, kind))
+        name = "gated_strips" if gated else "linear_strips"
+        grid, stream = kernel.grid(features, rows, self.library.sm_count), self.stream
+        self.library.launch(name, grid, kernel.threads, args, stream=stream, smem=kernel.smem)
 
     def whole_kernel(
         self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int

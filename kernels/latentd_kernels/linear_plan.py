@@ -11,6 +11,7 @@ from functools import cache
 from math import log2
 from typing import Final, NamedTuple
 
+from latentd_kernels.linear_strips import STRIPS, StripKernel
 from latentd_kernels.linear_table import MEASURED, ROWS
 
 BLOCK_K: Final = 64
@@ -129,7 +130,7 @@ def num_segments(weight_rows: int, k: int) -> int:
 
 
 @cache
-def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel:
+def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel | StripKernel:
     """The kernel for `rows` batch rows: that of the most similar matrix measured."""
     segments = 1 if gated else num_segments(weight_rows, k)
     matrix = (weight_rows, k, gated)
@@ -140,9 +141,10 @@ def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel:
         )
     names = MEASURED[matrix][1].split()
     if gated and weight_rows % (2 * _EIGHT):  # kernels that take turns could not load the pairs
-        names = [name for name in names if name[0].isdigit()]
+        names = [name for name in names if name[0] not in "tp"]
     place = next((i for i, most in enumerate(ROWS) if rows <= most), len(ROWS) - 1)
-    return parse(names[min(place, len(names) - 1)], segments)
+    name = names[min(place, len(names) - 1)]
+    return STRIPS if name == "strips" else parse(name, segments)
 
 
 class WholeKernel(NamedTuple):

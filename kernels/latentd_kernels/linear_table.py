@@ -47,7 +47,7 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     (2048, 2048, False): (
         4,
         "8.1.12.12 8.1.8.8 16.1.10.10 32.1.8.8 48.2.9.9 "
-        "64.2.8.8 64.1.12.12s2 64.1.12.12s2 128.1.9.9s2 128.2.6.6s2e 128.2.6.6s2e",
+        "64.2.8.8 96.1.10.10s2 64.1.6.6s2 128.1.9.9s2 128.2.6.6s2e 128.2.6.6s2e",
     ),
     (3072, 2048, False): (
         2,
@@ -71,7 +71,7 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (102400, 2048, False): (
         1,
-        "8.1.8.8 8.1.6.6 16.1.6.6 32.1.9.9 48.1.7.7 "
+        "strips strips 16.1.6.6 32.1.9.9 48.1.7.7 "
         "64.2.8.8 96.3.6.5 t128.2.6 p128.4.6 p128.4.6 p128.4.6",
     ),
     (2048, 5120, False): (
@@ -101,7 +101,12 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (129280, 7168, False): (
         1,
-        "8.1.8.8 8.1.8.8 16.1.6.6 32.1.5.5 48.1.5.5e "
+        "strips strips 16.1.6.6 32.1.5.5 48.1.5.5e "
+        "64.2.8.8 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
+    ),
+    (163840, 7168, False): (
+        1,
+        "strips strips 16.1.6.6 32.1.5.5 48.1.5.5e "
         "64.2.8.8 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
     ),
     (7168, 8192, False): (
@@ -112,7 +117,7 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     (2048, 8448, False): (
         4,
         "8.1.8.8 8.1.8.8 16.1.7.7 32.1.9.4 48.2.9.9 "
-        "64.1.12.12s2 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
+        "64.2.8.8 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (2048, 10240, False): (
         4,
@@ -161,10 +166,10 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (36864, 7168, True): (
         1,
-        "8.1.7.7e 8.1.7.7e 16.1.6.6e 32.1.5.5e 48.1.4.4e "
+        "strips strips 16.1.7.7e 32.1.5.5e 48.1.4.4e "
         "64.5.4.4e 96.3.6.5e 128.5.4.4e 128.3.5.5 t128.4.4 t128.4.4",
     ),
 }
 """By weight rows, K and whether the product is gated: segments of K, and the kernels for ROWS, as
 rows.groups.stages_w.stages_x, then s and segments in a CTA if several, e if tiles are even shares;
-or t and rows.groups.stages of the kernels that take turns, p if they have two teams."""
+or t and rows.groups.stages of the kernels that take turns, p if they have two teams; or strips."""

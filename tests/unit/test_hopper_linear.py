@@ -130,6 +130,19 @@ def test_a_cluster_shares_the_segments_of_a_matrix(maps: list[tuple[Any, ...]]) 
     assert gated.cluster is None
 
 
+def test_few_rows_of_a_large_matrix_are_multiplied_from_strips(maps: list[tuple[Any, ...]]) -> None:
+    ops, library = launches("sm_90a")
+    weight = torch.empty((163840, 7168), dtype=torch.bfloat16, device="meta")
+    x = bf16(5, 7168)
+    ops.linear(x, weight, torch.empty(5, 163840), 5)
+    ops.gated_linear(x, weight[:36864], bf16(5, 18432), 5)
+    assert [launch.name for launch in library.launches] == ["linear_strips", "gated_strips"]
+    assert {launch.grid[:2] for launch in library.launches} == {(1, 1)}
+    assert maps == [(x.data_ptr(), (7168, 5), (14336,), (64, 8))]
+    numbers = [[number.value for number in launch.args[5:]] for launch in library.launches]
+    assert numbers == [[163840, 112, 5, 1], [18432, 112, 5, 0]]
+
+
 def test_few_rows_of_a_small_matrix_go_to_ctas_that_hold_their_weights(
     maps: list[tuple[Any, ...]],
 ) -> None:

@@ -6,7 +6,16 @@ import re
 
 import pytest
 
-from latentd_kernels.linear_plan import BLOCK_K, WHOLE_ROWS, choose, num_segments, parse, whole
+from latentd_kernels.linear_plan import (
+    BLOCK_K,
+    WHOLE_ROWS,
+    LinearKernel,
+    choose,
+    num_segments,
+    parse,
+    whole,
+)
+from latentd_kernels.linear_strips import STRIPS, StripKernel
 from latentd_kernels.linear_table import MEASURED, ROWS
 from latentd_kernels.manifest import SOURCES
 
@@ -44,6 +53,10 @@ def test_kernels_fit_an_sm_and_cover_the_matrix(matrix: tuple[int, int, bool]) -
         assert kernel.smem <= MAX_SMEM
         assert kernel.ctas <= MAX_CLUSTER
         for num_sms in (1, 114, 132):
+            if isinstance(kernel, StripKernel):
+                assert rows <= kernel.rows
+                assert kernel.grid(weight_rows, rows, num_sms) == (1, 1, min(num_sms, weight_rows))
+                continue
             x, y, z = kernel.grid(weight_rows, rows, num_sms, gated)
             row_tiles, shares = (x, y) if kernel.turns else (y, z)
             assert row_tiles * kernel.rows >= rows
@@ -82,8 +95,24 @@ def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
         ("gated_" if gated else "linear_") + parse(name, segments).variant
         for (_, _, gated), (segments, names) in MEASURED.items()
         for name in names.split()
+        if name != "strips"
     }
     assert found == wanted
+
+
+def test_strips_are_for_large_matrices_of_few_rows() -> None:
+    for matrix in ((129280, 7168), (163840, 7168)):
+        assert [choose(*matrix, rows, False) is STRIPS for rows in (1, 8, 9)] == [1, 1, 0]
+    assert choose(36864, 7168, 8, True) is STRIPS
+    assert choose(7168, 18432, 1, False) is not STRIPS  # two segments of K
+    source = (SOURCES / "hopper/linear_strips.cuh").read_text()
+    sizes = "kRows = (\\d+), kWarps = (\\d+), kCopiers = (\\d+), kStages = (\\d+);"
+    found = re.search(sizes, source)
+    assert found is not None
+    rows, warps, copiers, stages = map(int, found.groups())
+    assert rows == STRIPS.rows
+    assert STRIPS.threads == 32 * (warps + copiers)
+    assert STRIPS.smem == 2048 + stages * (16 * warps + rows) * 1024
 
 
 def test_every_measured_matrix_has_a_kernel_for_each_number_of_rows() -> None:
@@ -97,8 +126,12 @@ def test_a_matrix_that_was_not_measured_takes_the_kernels_of_one_like_it() -> No
 
 
 def test_a_gated_matrix_whose_features_are_no_multiple_of_eight_takes_no_turns() -> None:
-    assert choose(21888, 2048, 512, True).turns
-    assert not any(choose(21892, 2048, rows, True).turns for rows in ROW_COUNTS)
+    def takes_turns(weight_rows: int, rows: int) -> bool:
+        kernel = choose(weight_rows, 2048, rows, True)
+        return isinstance(kernel, LinearKernel) and bool(kernel.turns)
+
+    assert takes_turns(21888, 512)
+    assert not any(takes_turns(21892, rows) for rows in ROW_COUNTS)
 
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=str)

@@ -92,6 +92,14 @@ LATENTD_DEVICE void bulk_send(uint32_t dst, uint32_t src, int bytes, uint32_t ba
       "r"(src), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// `bytes` (a multiple of 16) of global memory, at a multiple of 16.
+LATENTD_DEVICE void bulk_load(uint32_t dst, const void* src, int bytes, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // A box of shared memory into a tensor; what lies outside of it is not written. The thread that stores commits, and
 // waits before the box is written anew (wait_read) or the CTA ends (wait_all).
 LATENTD_DEVICE void tensor_store(const TensorMap* map, int c0, int c1, uint32_t src) {
