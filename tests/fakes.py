@@ -20,7 +20,7 @@ from latentd.operations import DeviceFault, ModelInfo
 from latentd.pages import PagePool
 from latentd.plans import StepOutputs, StepPlan
 from latentd.slots import SlotTable
-from latentd_kernels.geometry import PAGE_SIZE, num_pages
+from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.reference.limits import within
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.scoring import ScorePlan
+    from latentd.slots import Moves
 
 FAKE_INFO = ModelInfo(
     name="fake",
@@ -81,6 +82,7 @@ class FakeBackend:
         self._limits: dict[int, Limits | None] = {}
         self._last = [-1] * info.max_slots  # what each slot sampled last
         self._pending: deque[tuple[StepPlan, frozenset[int]]] = deque()  # and their slots' pages
+        self._writes: deque[list[tuple[Sequence[int], np.ndarray]]] = deque()  # behind each of them
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         assert len(self._pending) < 2
@@ -94,6 +96,39 @@ class FakeBackend:
         self.most_zero_pages = max(self.most_zero_pages, len(plan.zero_pages))
         owned = frozenset(page for task in plan.tasks for page in task.slot.pages)
         self._pending.append((plan, owned))
+        self._writes.append([])
+
+    def move(self, moves: Moves) -> None:
+        assert not self._pending
+        self._move(moves)
+
+    def _move(self, moves: Moves) -> None:
+        memory = self._memory.reshape(-1, self._page_rows)
+        for source, target in moves.copies:
+            memory[target] = memory[source]
+            self.copies += 1
+        for slot_id, first, pages in moves.rows:
+            self._table[slot_id, first : first + len(pages)] = pages
+
+    def read_pages(self, pages: Sequence[int]) -> np.ndarray:
+        """The token id of a row is at the beginning of its bytes; the others are 7."""
+        assert not self._pending
+        rows = np.full((len(pages), self._page_rows, ROW_DIM * 2), 7, np.uint8)
+        ids = self._memory.reshape(-1, self._page_rows)[list(pages)]
+        rows[..., :8] = ids[..., None].view(np.uint8)
+        return rows.reshape(len(pages), -1)
+
+    def write_pages(self, pages: Sequence[int], data: np.ndarray) -> None:
+        for _, owned in self._pending:
+            assert owned.isdisjoint(pages), "a page in flight was written"
+        if self._writes:
+            self._writes[-1].append((pages, data.copy()))
+        else:
+            self._write(pages, data)
+
+    def _write(self, pages: Sequence[int], data: np.ndarray) -> None:
+        rows = np.ascontiguousarray(data.reshape(len(pages), self._page_rows, -1)[..., :8])
+        self._memory.reshape(-1, self._page_rows)[list(pages)] = rows.view(np.int64)[..., 0]
 
     def is_done(self) -> bool:
         return self.is_fast and bool(self._pending)
@@ -125,15 +160,14 @@ class FakeBackend:
             outputs.scores = self._scores(plan, plan.scores)
         if plan.prompt_scores is not None:
             outputs.prompt_scores = self._scores(plan, plan.prompt_scores)
+        for pages, data in self._writes.popleft():
+            self._write(pages, data)
         return outputs
 
     def _prepare(self, plan: StepPlan) -> None:
         memory = self._memory.reshape(-1, self._page_rows)
-        for source, target in plan.moves.copies if plan.moves is not None else ():
-            memory[target] = memory[source]
-            self.copies += 1
-        for slot_id, first, pages in plan.moves.rows if plan.moves is not None else ():
-            self._table[slot_id, first : first + len(pages)] = pages
+        if plan.moves is not None:
+            self._move(plan.moves)
         for slot_id, first, count, page in plan.updates:
             self._table[slot_id, first : first + count] = page
         memory[plan.zero_pages] = -1

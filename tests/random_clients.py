@@ -17,15 +17,20 @@ from latentd.operations import (
     VerifyRequest,
 )
 from latentd_client.errors import RequestRejected
+from latentd_kernels.geometry import num_pages
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fakes import FakeEngine
+    from latentd.engine_transfer import Arrival
     from latentd.operations import Event, StepRequest
 
 NAMES = ("open", "fork", "step", "stream", "verify", "credit", "truncate", "close", "cancel",
-         "launch", "run")  # fmt: skip
+         "export", "adopt", "launch", "run")  # fmt: skip
 """What `Clients.act` does."""
-NEED_IDLE = ("fork", "step", "stream", "truncate", "verify")
+NEED_IDLE = ("export", "fork", "step", "stream", "truncate", "verify")
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Clients:
 
     engine: FakeEngine
     live: list[Record] = field(default_factory=list)
+    arriving: list[tuple[Arrival, NDArray[np.uint8], Record]] = field(default_factory=list)
 
     def act(self, name: str, who: int, number: int) -> None:
         """One operation; it may be refused."""
@@ -64,6 +70,8 @@ class Clients:
                 seat = request.slot_id, request.epoch
                 self.live.append(Record(prompt, seat, running=request))
                 return
+            if name == "adopt" and self.arriving:
+                self.end_adoption(who, number)
             if not self.live:
                 return
             record = self.live[who % len(self.live)]
@@ -95,11 +103,35 @@ class Clients:
                 assert (state.context_len, state.token) == (pos, record.sampled)
                 fork = Record(list(record.tokens), (state.slot_id, state.epoch), record.sampled)
                 self.live.append(fork)
+            elif name == "export":
+                self.begin_adoption(record, number)
             elif name == "close":
                 engine.close(*seat)
                 self.live.remove(record)
             elif name == "cancel" and isinstance(record.running, OpenRequest | StreamRequest):
                 engine.cancel(record.running)
+
+    def begin_adoption(self, record: Record, number: int) -> None:
+        """Take the pages out of a slot, and a seat for them."""
+        transfers, pos = self.engine.transfers, len(record.tokens)
+        data = transfers.read(transfers.look(*record.seat, pos), 0, num_pages(pos))
+        salt = ("", "a", "b")[number % 3]
+        arrival = transfers.begin(record.tokens[:], record.sampled, SamplingParams(), salt)
+        copy = Record(record.tokens[:], (-1, 0), record.sampled)
+        self.arriving.append((arrival, data, copy))
+
+    def end_adoption(self, who: int, number: int) -> None:
+        """Give one up, or bring all its pages, the last one first, and make the slot."""
+        arrival, data, copy = self.arriving.pop(who % len(self.arriving))
+        transfers = self.engine.transfers
+        if number % 4 == 0:
+            transfers.drop(arrival)
+            return
+        for first in reversed(range(len(data))):
+            transfers.put(arrival, first, data[first : first + 1])
+        slot = transfers.commit(arrival)
+        copy.seat = slot.slot_id, slot.epoch
+        self.live.append(copy)
 
     def guess(self, record: Record, right: int) -> tuple[int, ...]:
         """So many tokens that will be sampled, and a wrong one."""
@@ -155,5 +187,7 @@ def finish(clients: Clients) -> None:
         clients.act("run", 0, 0)
     for record in list(clients.live):
         engine.close(*record.seat)
+    for arrival, _, _ in clients.arriving:
+        engine.transfers.drop(arrival)
     check(engine)
     assert engine.stats()["kv_pages_used"] == engine.stats()["slots_used"] == 0

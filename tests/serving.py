@@ -134,7 +134,7 @@ class Blocking:
             if name in ("stream", "resume_stream"):
                 return self._iterate(result)
             result = self._runner.run(_wait(result))
-            return Blocking(result, self._runner) if name in ("open", "fork") else result
+            return Blocking(result, self._runner) if name in ("open", "fork", "adopt") else result
 
         return call
 

@@ -18,7 +18,8 @@ from random_clients import NAMES, Clients, check, finish
 
 OPERATIONS_EACH = 10_000
 """Of one engine."""
-COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "refused")
+COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
+           "refused")  # fmt: skip
 WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2}
 """How often an operation is drawn; the others once."""
 

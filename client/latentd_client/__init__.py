@@ -14,6 +14,7 @@ from latentd_client.errors import (
     RequestRejected,
 )
 from latentd_client.ngram import Drafter, NgramDrafter
+from latentd_client.pages import PageGeometry, Pages, Piece
 from latentd_client.protocol import DEFAULT_ENDPOINT
 from latentd_client.results import (
     DaemonInfo,
@@ -38,6 +39,9 @@ __all__ = [
     "Drafter",
     "LatentdError",
     "NgramDrafter",
+    "PageGeometry",
+    "Pages",
+    "Piece",
     "PromptLogprobs",
     "ProtocolError",
     "RequestRejected",

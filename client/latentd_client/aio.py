@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._aio_link import AsyncLink, forget
@@ -16,6 +17,7 @@ from latentd_client._calls import Calls
 from latentd_client._exchange import Call
 from latentd_client._given import data_endpoint
 from latentd_client._handshake import check_listener
+from latentd_client._transfer import Adopting
 from latentd_client.aio_slot import AsyncSlot
 from latentd_client.control import Control
 from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from latentd_client._calls import Script
     from latentd_client._exchange import Pending, Reply
     from latentd_client._given import Bias, Mask, Prompt
+    from latentd_client.pages import Pages
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -103,6 +106,27 @@ class AsyncClient:
         """See `Client.step`."""
         extras = asked(None, logits, logprobs)
         return await self._run(self._calls.step_rows(rows, extras, masks, timeout_s))
+
+    async def adopt(
+        self, pages: Pages, *, sampling: Sampling | None = None, salt: str = "",
+        key: str | None = None, timeout_s: float | None = None,
+    ) -> AsyncSlot:  # fmt: skip
+        """See `Client.adopt`; takes the pages of either client."""
+        adopting = Adopting.of(self._calls, pages, sampling, salt, key, timeout_s)
+        try:
+            await self._run(adopting.begin())
+            if isinstance(pages.pieces, AsyncIterable):
+                async for piece in pages.pieces:
+                    await self._run(adopting.put(piece))
+            else:
+                for piece in pages.pieces:
+                    await self._run(adopting.put(piece))
+        except BaseException:
+            if not self.is_closed:
+                with contextlib.suppress(LatentdError):
+                    await self._run(adopting.drop())
+            raise
+        return await self._run(adopting.commit(lambda header, raw: AsyncSlot(self, header, raw)))
 
     async def ping(self, *, timeout_s: float | None = None) -> float:
         """Seconds of one round trip to the engine thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from latentd_client import _drafting, _forking, _streaming
+from latentd_client import _drafting, _forking, _streaming, _transfer
 from latentd_client._asked import asked
 from latentd_client._slot import BaseSlot
 from latentd_client.errors import LatentdError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from latentd_client._given import Bias, Mask, Prompt
     from latentd_client._stream import StreamReader
     from latentd_client.aio import AsyncClient
+    from latentd_client.pages import Pages, Piece
     from latentd_client.protocol import Header, Tensor
     from latentd_client.results import Sampling, Step, Verified
 
@@ -115,6 +116,26 @@ class AsyncSlot(BaseSlot):
             timeout_s,
         )  # fmt: skip
         return await client._run(script)
+
+    async def export(
+        self, *, piece_bytes: int = _transfer.PIECE_BYTES, timeout_s: float | None = None
+    ) -> Pages:
+        """See `Slot.export`; `pieces` are for `async for`."""
+        client = self._client
+        head = await client._run(
+            _transfer.begin_export(client._calls, self, piece_bytes, timeout_s)
+        )
+        return head.pages(self._iterate_pages(head, timeout_s))
+
+    async def _iterate_pages(
+        self, head: _transfer.Head, timeout_s: float | None
+    ) -> AsyncIterator[Piece]:
+        client = self._client
+        for first, count in head.ranges():
+            script = _transfer.export_piece(
+                client._calls, self, len(head.tokens), first, count, timeout_s
+            )
+            yield await client._run(script)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
         """Give the slot and its pages back; a second time does nothing."""

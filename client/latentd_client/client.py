@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._asked import asked
@@ -13,19 +14,27 @@ from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Pending
 from latentd_client._given import MAX_TIMEOUT_S, data_endpoint, seconds
 from latentd_client._link import Link
+from latentd_client._transfer import Adopting
 from latentd_client._turns import Turns
 from latentd_client._watch import Watch
 from latentd_client._wire import ZmqWire
 from latentd_client.control import Control
-from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError, RequestRejected
+from latentd_client.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LatentdError,
+    ProtocolError,
+    RequestRejected,
+)
 from latentd_client.slot import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from latentd_client._calls import Script
     from latentd_client._given import Bias, Mask, Prompt
+    from latentd_client.pages import Pages
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
 
@@ -119,6 +128,32 @@ class Client:
         """
         extras = asked(None, logits, logprobs)
         return self._run(self._calls.step_rows(rows, extras, masks, timeout_s), timeout_s)
+
+    def adopt(
+        self, pages: Pages, *, sampling: Sampling | None = None, salt: str = "",
+        key: str | None = None, timeout_s: float | None = None,
+    ) -> Slot:  # fmt: skip
+        """A new slot from what `Slot.export` gave, of another daemon or this one: it goes on with
+        the same bits. The pages travel piece by piece; there is no slot before all are there.
+
+        `sampling` replaces that of the pages. With a `salt` prompts of the same salt may begin on
+        its full pages (see `open`): whoever knows the salt is trusted to adopt what is right.
+        `key` as in `open`. `timeout_s` is the time of each piece. Raises RequestRejected: invalid
+        (another model or geometry, a wrong checksum), no_slot, no_pages, context_full, epoch_gone
+        (nothing came for too long); nothing is kept then.
+        """
+        adopting = Adopting.of(self._calls, pages, sampling, salt, key, timeout_s)
+        if not isinstance(pages.pieces, Iterable):
+            raise ProtocolError("these pieces are an AsyncClient's: let that one adopt them")
+        try:
+            self._run(adopting.begin(), timeout_s)
+            for piece in pages.pieces:
+                self._run(adopting.put(piece), timeout_s)
+        except BaseException:
+            self._run_now(adopting.drop())
+            raise
+        make = adopting.commit(lambda header, raw: Slot(self, header, raw))
+        return self._run(make, timeout_s)
 
     def ping(self, *, timeout_s: float | None = None) -> float:
         """Seconds of one round trip to the engine thread."""

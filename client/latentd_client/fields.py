@@ -63,6 +63,21 @@ _ROW: Final = (
     _LOGPROBS,
     *_LIMITS,
 )
+GEOMETRY: Final = (
+    Field("layers", "int", 1),
+    Field("page_size", "int", 1),
+    Field("row_dim", "int", 1),
+    Field("dtype", "str", 1, 16),
+)
+_BEGIN: Final = (
+    Field("geometry", "map", inner=GEOMETRY),
+    Field("fingerprint", "str", 1, 128),
+    Field("tokens", "prompt", 0, 1 << 20),
+    Field("token", "int", 0, (1 << 31) - 1, required=False),
+    _SAMPLING,
+    Field("salt", "str", 0, 64, required=False),
+)
+_PUT: Final = (Field("first", "int"), Field("pages", "tensor"), Field("checksums", "tensor"))
 _SESSION_OPTIONAL: Final = Field("session", "str", 1, 64, required=False)
 _ID: Final = (1 << 64) - 1
 HELLO: Final = (
@@ -116,6 +131,22 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
     "credit": (_SESSION, Field("stream", "int", 0, _ID), Field("n", "int", 1)),
     "truncate": (_SESSION, *_SEAT, _POS, Field("to", "int")),
     "fork": (_SESSION, Field("key", "str", 1, 64), *_SEAT, _POS, _SAMPLING),
+    "export": (
+        _SESSION,
+        *_SEAT,
+        _POS,
+        Field("first", "int"),
+        Field("count", "int"),
+        Field("tokens", "bool", required=False),
+    ),
+    "adopt": (
+        _SESSION,
+        Field("key", "str", 1, 64),
+        Field("begin", "map", required=False, inner=_BEGIN),
+        Field("put", "map", required=False, inner=_PUT),
+        Field("commit", "bool", required=False),
+        Field("drop", "bool", required=False),
+    ),
     "close": (
         _SESSION,
         Field("slot", "int", 0, (1 << 31) - 1, required=False),
@@ -145,8 +176,8 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 
 FEATURES: Final = (
     "fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream", "logprobs",
-    "prompt_logprobs", "bias", "mask", "verify",
+    "prompt_logprobs", "bias", "mask", "verify", "export", "adopt",
 )  # fmt: skip
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
-RESERVED_OPS: Final = frozenset({"export", "adopt", "attend", "reload"})
+RESERVED_OPS: Final = frozenset({"attend", "reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""

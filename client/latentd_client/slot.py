@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client import _drafting, _forking, _streaming
+from latentd_client import _drafting, _forking, _streaming, _transfer
 from latentd_client._asked import asked
 from latentd_client._slot import BaseSlot
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from latentd_client._given import Bias, Mask, Prompt
     from latentd_client._stream import StreamReader
     from latentd_client.client import Client
+    from latentd_client.pages import Pages, Piece
     from latentd_client.protocol import Header, Tensor
     from latentd_client.results import Sampling, Step, Verified
 
@@ -150,6 +151,27 @@ class Slot(BaseSlot):
             timeout_s,
         )  # fmt: skip
         return client._run(script, timeout_s)
+
+    def export(
+        self, *, piece_bytes: int = _transfer.PIECE_BYTES, timeout_s: float | None = None
+    ) -> Pages:
+        """The slot as another daemon of the same model can take it (`Client.adopt`), to go on with
+        the same bits. Its pages are fetched in pieces of about `piece_bytes` while somebody
+        iterates over `pieces`; until then the slot must stay as it is (position_conflict, busy).
+        `timeout_s` is the time of each piece. Raises RequestRejected: busy, epoch_gone, too_large.
+        """
+        client = self._client
+        script = _transfer.begin_export(client._calls, self, piece_bytes, timeout_s)
+        head = client._run(script, timeout_s)
+        return head.pages(self._iterate_pages(head, timeout_s))
+
+    def _iterate_pages(self, head: _transfer.Head, timeout_s: float | None) -> Iterator[Piece]:
+        client = self._client
+        for first, count in head.ranges():
+            script = _transfer.export_piece(
+                client._calls, self, len(head.tokens), first, count, timeout_s
+            )
+            yield client._run(script, timeout_s)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Give the slot and its pages back; a second time does nothing."""

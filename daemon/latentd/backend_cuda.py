@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from latentd.backend_pages import PageCopies
 from latentd.graphs import Graphs
 from latentd.operations import DeviceFault
 from latentd.plans import StepOutputs, StepPlan
@@ -47,6 +48,7 @@ class CudaBackend:
         self._num_launches = num_launches
         self._torch_stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
         self._pending: deque[StepPlan] = deque()
+        self._copies = PageCopies(runner.buffers.slab, stream)
 
     def warm(self, buckets: Sequence[int]) -> None:
         """Run a step of padding rows in every bucket, eagerly: whatever is set up on first use is
@@ -81,7 +83,7 @@ class CudaBackend:
             raise DeviceFault(str(error)) from error
 
     def move(self, moves: Moves) -> None:
-        """Start the moves of a plan."""
+        """Start moves; see Backend. Raises DriverError."""
         slab, table = self.runner.buffers.slab, self.runner.buffers.inputs.block_table
         page_bytes, row_bytes = slab[0].nbytes, table[0].nbytes
         for source, target in moves.copies:
@@ -90,6 +92,20 @@ class CudaBackend:
         for slot_id, first, pages in moves.rows:
             at = table.data_ptr() + slot_id * row_bytes + first * pages.itemsize
             driver.upload(at, pages.ctypes.data, pages.nbytes, self.stream)
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """See Backend."""
+        try:
+            return self._copies.read(pages)
+        except driver.DriverError as error:
+            raise DeviceFault(str(error)) from error
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See Backend."""
+        try:
+            self._copies.write(pages, data)
+        except driver.DriverError as error:
+            raise DeviceFault(str(error)) from error
 
     def wait(self) -> StepOutputs:
         """Wait until the oldest plan's step number appears. Raises DeviceFault."""
@@ -139,5 +155,6 @@ class CudaBackend:
 
     def close(self) -> None:
         """Free the graphs and the stream; the buffers go with their last reference."""
+        self._copies.close()
         self.graphs.close()
         driver.destroy_stream(self.stream)

@@ -7,7 +7,7 @@ reads back the entry's outputs. It knows nothing of slots and requests.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from latentd.stager import Stager
 from latentd_kernels.limits import NO_LIMITS, SeatLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -111,6 +111,14 @@ def seat_limits(limits: Limits | None) -> SeatLimits:
     return SeatLimits(limits.bias_ids, limits.bias_values, limits.mask)
 
 
+class _Pending(NamedTuple):
+    """A staged plan, and the pages to be filled behind it."""
+
+    plan: StepPlan
+    bucket: int
+    writes: list[tuple[Sequence[int], NDArray[np.uint8]]]
+
+
 class CpuBackend:
     """`Backend` over the torch reference. wait() computes, so that a launch behind another one
     does not delay the events of the first."""
@@ -119,12 +127,12 @@ class CpuBackend:
         self.runner = runner
         self.eager = True  # there are no graphs
         self.on_long_wait: Callable[[], None] = lambda: None  # it computes in its waits
-        self._pending: deque[tuple[StepPlan, int]] = deque()
+        self._pending: deque[_Pending] = deque()
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         """Stage the plan."""
         self.runner.stage(plan, bucket)
-        self._pending.append((plan, bucket))
+        self._pending.append(_Pending(plan, bucket, []))
 
     def is_done(self) -> bool:
         """Never: wait() computes."""
@@ -132,10 +140,10 @@ class CpuBackend:
 
     def wait(self) -> StepOutputs:
         """Compute the oldest staged plan."""
-        plan, bucket = self._pending.popleft()
+        plan, bucket, writes = self._pending.popleft()
         runner = self.runner
         if plan.moves is not None:
-            self._move(plan.moves)
+            self.move(plan.moves)
         runner.place_limits(plan, runner.completed)
         if plan.is_chunk:
             runner.prompt(plan, runner.completed)
@@ -144,10 +152,28 @@ class CpuBackend:
         runner.score(plan, runner.completed)
         step = runner.completed + 1
         assert runner.oldest.step[0] == step, "the step was not published"
+        for pages, data in writes:
+            self._page_bytes()[list(pages)] = data
         rows = runner.buffers.acts.logits
         return runner.outputs(plan, {row: rows[row].numpy().copy() for row in plan.logit_rows})
 
-    def _move(self, moves: Moves) -> None:
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """See Backend."""
+        return self._page_bytes()[list(pages)]
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See Backend. It waits its turn behind the plans that are not computed yet."""
+        if self._pending:
+            self._pending[-1].writes.append((pages, data.copy()))
+        else:
+            self._page_bytes()[list(pages)] = data
+
+    def _page_bytes(self) -> NDArray[np.uint8]:
+        slab = self.runner.buffers.slab
+        return slab.view(torch.uint8).numpy().reshape(len(slab), -1)
+
+    def move(self, moves: Moves) -> None:
+        """Make the moves of a plan."""
         slab, table = self.runner.buffers.slab, self.runner.buffers.inputs.block_table
         for source, target in moves.copies:
             slab[target] = slab[source]

@@ -13,6 +13,7 @@ from latentd.engine_admission import Admission
 from latentd.engine_branches import Branches
 from latentd.engine_launches import MAX_IN_FLIGHT, Launches
 from latentd.engine_stats import EngineStats
+from latentd.engine_transfer import Transfers
 from latentd.extras import NO_EXTRAS
 from latentd.operations import OpenDone, SlotState
 from latentd.plans import OpenTask, StreamTask
@@ -75,6 +76,9 @@ class Engine:
             slots, self.sharing, self.scheduler, info.vocab_size, self.launches.settle
         )
         self.branches = Branches(slots, self.sharing, self.admission)
+        self.transfers = Transfers(
+            info, slots, self.sharing, self.admission, backend, self.launches.settle
+        )
 
     def cache_prefixes(self) -> None:
         """From now on keep full pages for prompts that begin in the same way."""
@@ -232,6 +236,8 @@ class Engine:
             "slots_used": self.slots.num_used,
             "streams": len(self.scheduler.streams),
             "prompts_queued": len(self.scheduler.opens),
+            "pages_exported": self.transfers.pages_exported,
+            "slots_adopted": self.transfers.slots_adopted,
             **self.counters.snapshot(),
         }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.engine_transfer import Transfers
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
@@ -34,6 +35,8 @@ class EngineProtocol(Protocol):
     """The engine as the server sees it; tests pass a fake."""
 
     info: ModelInfo
+    transfers: Transfers
+    """Pages out of slots and into new ones."""
 
     def admit_open(
         self,

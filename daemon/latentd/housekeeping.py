@@ -34,6 +34,14 @@ def drop_late_opens(work: Work) -> None:
         work.engine.cancel(late.request)
 
 
+def drop_late_adoptions(work: Work) -> None:
+    """Free the pages of adoptions that nobody has gone on with for the time of a lease."""
+    for session in work.sessions:
+        late = [key for key, one in session.adoptions.items() if one.expires_at <= work.now]
+        for key in late:
+            work.drop_adoption(session, key)
+
+
 def end_leases(work: Work) -> None:
     """Stop the streams of sessions that nobody renews, free what their grace period has left."""
     lost, ended = work.sessions.overdue(work.now)

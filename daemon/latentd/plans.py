@@ -154,3 +154,14 @@ class Backend(Protocol):
 
     def is_done(self) -> bool:
         """Whether wait() would find the oldest launch completed."""
+
+    def move(self, moves: Moves) -> None:
+        """Make moves outside a plan, while nothing is in flight."""
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """The bytes of pages, [pages, bytes of a page]: a copy. Called while nothing is in flight.
+        Raises DeviceFault."""
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Fill pages behind all that is in flight; launches to come see it. `data` has been read on
+        return. Raises DeviceFault."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from latentd import (
     requests_admit,
+    requests_adopt,
+    requests_export,
     requests_fork,
     requests_session,
     requests_step,
@@ -41,6 +43,8 @@ HANDLERS: Final[dict[str, Handler]] = {
     "truncate": requests_session.truncate,
     "fork": requests_fork.fork,
     "verify": requests_verify.verify,
+    "export": requests_export.export,
+    "adopt": requests_adopt.adopt,
     "close": requests_session.close,
     "cancel": requests_session.cancel,
     "resume": requests_session.resume,

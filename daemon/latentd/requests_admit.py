@@ -37,7 +37,7 @@ def open_slot(
 ) -> Header | None:
     """Start a prompt, or find the open of the same key."""
     session = work.renew(header["session"], peer)
-    prompt = _read_prompt(header["prompt"], raw)
+    prompt = read_ids("open: field prompt", header["prompt"], raw)
     sampling = read_sampling(header)
     extras = read_extras(header, raw, work.engine.info.vocab_size)
     check_scores(extras, len(prompt), work.options.max_frame_bytes)
@@ -97,12 +97,13 @@ def read_sampling(header: Header) -> SamplingParams | None:
     return sampling
 
 
-def _read_prompt(value: object, raw: Sequence[Tensor]) -> list[int] | np.ndarray[Any, Any]:
+def read_ids(what: str, value: object, raw: Sequence[Tensor]) -> list[int] | np.ndarray[Any, Any]:
+    """Token ids, given as a list or as a raw frame."""
     if isinstance(value, list):
         return value
     array = protocol.pick_raw(value, raw)
     if array is None or array.dtype != np.int32 or array.ndim != 1:
-        raise RequestRejected("invalid", "open: field prompt must name a raw int32 frame [n]")
+        raise RequestRejected("invalid", f"{what} must name a raw int32 frame [n]")
     return array
 
 

@@ -144,12 +144,18 @@ class Server:
             self._close(listener)
 
     def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
-        """Take the messages that are ready and admit each."""
+        """Take the messages that are ready and admit each. While somebody decodes, at most one
+        that moves pages."""
+        work = self._work
         for _ in range(most):
             message = listener.receive()
             if message is None:
                 return
-            requests.handle(self._work, *message)
+            requests.handle(work, *message)
+            if work.took_piece:
+                work.took_piece = False
+                if self._engine.has_work:
+                    return
 
     def _run(self, engine: EngineProtocol, listener: Listener) -> None:
         """One launch, and its replies."""
@@ -184,6 +190,7 @@ class Server:
         if now >= self._leases_at:
             self._leases_at = now + IDLE_TICK_S
             housekeeping.end_leases(work)
+            housekeeping.drop_late_adoptions(work)
         if self._on_tick is not None:
             self._on_tick()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from latentd.replies import Tensors
+    from latentd.requests_adopt import Adoption
     from latentd.runs import OpenRun, Run
     from latentd_client.protocol import Header
 
@@ -76,7 +77,7 @@ class SlotRecord:
 
 @dataclass(eq=False, slots=True)
 class OpenRecord:
-    """An open under its key: running, or done with a stored reply."""
+    """An open, fork or adoption under its key: on its way, or done with a stored reply."""
 
     digest: Hashable
     run: OpenRun | None
@@ -98,6 +99,7 @@ class Session:
     expires_at: float
     slots: dict[tuple[int, int], SlotRecord] = field(default_factory=dict)
     opens: dict[str, OpenRecord] = field(default_factory=dict)
+    adoptions: dict[str, Adoption] = field(default_factory=dict)  # by key, until their commit
     running: dict[int, Run] = field(default_factory=dict)  # opens and streams by request id
     is_gone: bool = False
     peer: bytes = b""
@@ -112,14 +114,14 @@ class Session:
         return record
 
     def opened(self, key: str, digest: Hashable) -> OpenRecord | None:
-        """The open or fork of that key, None before it. Raises RequestRejected("invalid") when the
-        key was used for another one."""
+        """The open, fork or adoption of that key, None before it. Raises RequestRejected("invalid")
+        when the key was used for another one."""
         record = self.opens.get(key)
         if record is not None and record.digest != digest:
             raise RequestRejected(
                 "invalid",
-                f"key {key!r} was used for another open or fork, or with other fields; take a new "
-                "key for a new slot",
+                f"key {key!r} was used for another open, fork or adoption, or with other fields; "
+                "take a new key for a new slot",
             )
         return record
 

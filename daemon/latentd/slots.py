@@ -138,6 +138,11 @@ class SlotTable:
         slot.synced = len(slot.pages)
         slot.mapped = max(slot.mapped, slot.synced)
 
+    @property
+    def has_moves(self) -> bool:
+        """Whether take_moves() would have some."""
+        return bool(self._moves.rows)
+
     def take_moves(self) -> Moves | None:
         """The moves since the last call, mostly None; they go to the device with the updates."""
         moves = self._moves

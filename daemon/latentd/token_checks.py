@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from latentd.slots import Slot
 
 
-def prompt_ids(prompt: Sequence[int] | NDArray[np.int32], vocab: int) -> NDArray[np.int32]:
+def prompt_ids(
+    prompt: Sequence[int] | NDArray[np.int32], vocab: int, name: str = "prompt"
+) -> NDArray[np.int32]:
     """A prompt's ids, all below `vocab`. Raises RequestRejected("invalid")."""
     try:
         token_ids = np.asarray(prompt if len(prompt) else np.empty(0, np.int32))
     except (OverflowError, ValueError) as error:
-        text = f"the prompt is no list of token ids: {error}"
+        text = f"the {name} is no list of token ids: {error}"
         raise RequestRejected("invalid", text) from error
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         raise RequestRejected(
             "invalid",
-            f"the prompt has {token_ids.ndim} dimensions of {token_ids.dtype}, must be a list "
+            f"the {name} has {token_ids.ndim} dimensions of {token_ids.dtype}, must be a list "
             "of integer token ids",
         )
     bad = (token_ids < 0) | (token_ids >= vocab)
     if bad.any():
         idx = int(bad.argmax())
-        raise bad_token(f"prompt[{idx}]", int(token_ids[idx]), vocab)
+        raise bad_token(f"{name}[{idx}]", int(token_ids[idx]), vocab)
     return np.array(token_ids, np.int32)
 
 

@@ -40,7 +40,8 @@ class ServerOptions:
 @dataclass(eq=False)
 class Work:
     """State of the serving side; the engine thread owns it. `now` is monotonic, set once a turn;
-    `fault` is set when the device has failed, `is_draining` when new work is refused."""
+    `fault` is set when the device has failed, `is_draining` when new work is refused. `took_piece`:
+    a request has just moved pages, and the next launch comes before the next request."""
 
     engine: EngineProtocol
     options: ServerOptions
@@ -53,6 +54,7 @@ class Work:
     now: float = 0.0
     is_draining: bool = False
     fault: str | None = None
+    took_piece: bool = False
 
     def renew(self, token: str, peer: bytes) -> Session:
         """The session of a token that came from a peer. Raises like `Sessions.renew`."""
@@ -121,6 +123,15 @@ class Work:
                 self.engine.cancel(run.request)
         for record in session.slots.values():
             self.close_slot(record)
+        for key in list(session.adoptions):
+            self.drop_adoption(session, key)
+
+    def drop_adoption(self, session: Session, key: str) -> None:
+        """Forget an unfinished adoption and free its pages; without one nothing happens."""
+        adoption = session.adoptions.pop(key, None)
+        if adoption is not None:
+            del session.opens[key]
+            self.engine.transfers.drop(adoption.arrival)
 
     def stop_streams(self, session: Session) -> None:
         """End the streams of a session that nobody renews."""

@@ -141,9 +141,14 @@ def copy(target: int, source: int, num_bytes: int, stream: int) -> None:
 
 
 def upload(target: int, source: int, num_bytes: int, stream: int) -> None:
-    """Copy pageable memory of the host to the device, behind what is in the stream. The host's
-    memory has been read on return."""
+    """Copy memory of the host to the device, behind what is in the stream. Pageable memory has been
+    read on return, pinned memory when the stream has come so far."""
     check(cuda.cuMemcpyHtoDAsync, target, source, num_bytes, stream)
+
+
+def download(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Copy the device's memory to pinned memory of the host, behind what is in the stream."""
+    check(cuda.cuMemcpyDtoHAsync, target, source, num_bytes, stream)
 
 
 def is_idle(stream: int) -> bool:

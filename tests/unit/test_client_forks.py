@@ -60,7 +60,7 @@ def test_a_fork_is_found_again_by_its_key(connect: Connect, running: Running) ->
         again = slot.fork(key="mine")
         assert (again.slot_id, again.epoch) == (fork.slot_id, fork.epoch)
         slot.step()
-        with pytest.raises(RequestRejected, match="another open or fork"):
+        with pytest.raises(RequestRejected, match="another open, fork or adoption"):
             slot.fork(key="mine")
 
 

@@ -66,8 +66,16 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         likely = peer.ask("step", **{**at, "pos": 8}, logprobs=2)
         verified = peer.ask("verify", **{**at, "pos": 9}, draft=[1])
         scored = peer.ask("open", key="c", prompt=[1, 2], prompt_logprobs=1)
+        peer.send("export", **seat(opened) | {"pos": 10, "first": 0, "count": 1, "tokens": True})
+        exported, (pages, checksums, tokens) = peer.receive()
+        begin = {name: exported[name] for name in ("geometry", "fingerprint", "token")}
+        put = {"first": 0, "pages": {"raw": 0}, "checksums": {"raw": 1}}
+        begun = peer.ask("adopt", [tokens], key="d", begin={**begin, "tokens": {"raw": 0}})
+        taken = peer.ask("adopt", [pages, checksums], key="d", put=put)
+        adopted = peer.ask("adopt", key="d", commit=True)
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
     real |= {21: likely, 22: scored, 24: verified}
+    real |= {31: exported, 32: begun, 33: taken, 34: adopted}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
         reply.get("error") for reply in (*example(4)["rows"], example(7))

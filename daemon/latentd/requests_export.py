@@ -1,0 +1,59 @@
+"""The export request: pages of an idle slot as raw frames."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd.requests_admit import check_idle
+from latentd_client import protocol
+from latentd_client.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from latentd.work import Work
+    from latentd_client.protocol import Header, Tensor
+
+
+def export(
+    work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
+) -> Header | None:
+    """Send a range of pages, and what an adoption must know of the slot."""
+    session = work.renew(header["session"], peer)
+    record = session.record(header["slot"], header["epoch"])
+    first, count = header["first"], header["count"]
+    transfers, info = work.engine.transfers, work.engine.info
+    size, most = count * transfers.geometry.page_bytes, work.options.max_frame_bytes
+    if size > most:
+        text = f"export: {count} pages are {size} bytes, a frame has at most {most}"
+        raise RequestRejected("too_large", text)
+    check_idle(record)
+    slot = transfers.look(record.slot_id, record.epoch, header["pos"])
+    pages = transfers.read(slot, first, count)
+    work.took_piece = count > 0
+    assert slot.sampling is not None
+    results: Header = {
+        "context_len": slot.length,
+        "token": slot.token,
+        "sampling": asdict(slot.sampling),
+        "geometry": asdict(transfers.geometry),
+        "fingerprint": info.fingerprint,
+        "pages": {"raw": 0},
+        "checksums": {"raw": 1},
+    }
+    frames: list[Tensor] = [pages, page_checksums(pages)]
+    if header.get("tokens"):
+        results["tokens"] = {"raw": 2}
+        frames.append(np.array(slot.tokens[: slot.length], np.int32))
+    reply = {"v": protocol.VERSION, "id": request_id, "status": "ok", **results}
+    work.outbox.send(peer, reply, frames)
+    return None
+
+
+def page_checksums(pages: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The CRC-32 of each page."""
+    return np.array([zlib.crc32(page) for page in pages], np.uint32)
