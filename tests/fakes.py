@@ -6,9 +6,9 @@ table and the staged rows, so that a wrong page or a lost update shows as a wron
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +53,7 @@ FAKE_INFO = ModelInfo(
 def next_token(tokens: Sequence[int], vocab_size: int, seed: int = 0) -> int:
     """The token that the fake model samples after `tokens`; greedy sampling has seed 0."""
     data = np.asarray(tokens, np.int64).tobytes() + seed.to_bytes(8, "little")
-    return zlib.crc32(data) % vocab_size
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") % vocab_size
 
 
 def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
