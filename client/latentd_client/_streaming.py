@@ -109,8 +109,8 @@ def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
     length = yield from _end_stream(calls, slot, reader)
     if length > slot.context_len:
         fields = {"session": calls.session, **slot.seat, "pos": length, "to": slot.context_len}
+        slot._is_forgotten = True  # also if the reply is lost: it may have run all the same
         yield Call("truncate", fields)
-        slot._is_forgotten = True
     slot._reader = None
     reader.ready.clear()
 

@@ -1,0 +1,62 @@
+"""Calls whose replies are lost and that are made again: nothing is appended twice or forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from fakes import FakeEngine
+from latentd_client import Client, DeadlineExceeded, protocol
+from lossy import LossyWire
+from serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latentd_client import Step
+
+T = TypeVar("T")
+
+
+def insist(call: Callable[[], T]) -> T:
+    """Make a call until its reply arrives."""
+    for _ in range(100):
+        try:
+            return call()
+        except DeadlineExceeded:
+            pass
+    raise AssertionError("100 replies in a row were lost")
+
+
+@pytest.mark.parametrize("call", ["step", "stream", "verify"])
+def test_a_stream_left_early_is_settled_though_its_end_and_its_truncate_are_not_heard_of(
+    endpoint: str, call: str
+) -> None:
+    engine = FakeEngine()
+    truncates: list[dict[str, object]] = []
+
+    def is_lost(message: list[bytes]) -> bool:
+        header = protocol.decode_header(message[0])
+        if "end" in header:
+            return not truncates
+        if set(header) == {"v", "id", "status", "context_len"}:
+            truncates.append(header)
+        return len(truncates) == 1 and truncates[0] is header
+
+    with serving(endpoint, engine), Client(endpoint) as client:
+        slot = client.open([1, 2])
+        LossyWire(client, is_lost)
+        tokens = [1, 2, slot.token or 0]
+        for step in slot.stream(2000):
+            tokens.append(step.token)
+            if len(tokens) == 5:
+                break
+        calls: dict[str, Callable[[], Step]] = {
+            "step": lambda: slot.step(logits=True),
+            "stream": lambda: next(slot.stream(1)),
+            "verify": lambda: slot.verify([]).steps[0],
+        }
+        step = insist(calls[call])
+    assert len(truncates) == 1
+    assert (step.token, step.context_len) == (engine.expected_token(tokens), len(tokens))
