@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from fakes import FakeEngine
+from latentd import snapshot
 from latentd.server import Server, ServerOptions
 from latentd_client import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from latentd.engine import Engine
 
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 class Running:
     """A server and the thread that runs it; `error` is what `serve` raised."""
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+    def __init__(self, engine: Engine, options: ServerOptions, restore: Path | None = None) -> None:
+        """`restore` is a snapshot to begin with."""
         self.engine = engine
         self.server = Server(engine, options)
+        if restore is not None:
+            assert snapshot.restore(engine, self.server.sessions, restore)
         self.server.bind()
         self.endpoint = self.server.endpoint
         self.error: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -42,10 +43,16 @@ class Control:
         stats = reply.get("stats")
         return stats if isinstance(stats, dict) else {}
 
-    def drain(self, drain_s: float | None = None) -> None:
+    def drain(self, drain_s: float | None = None, save: str | os.PathLike[str] = "") -> None:
         """Ask the daemon to finish its running work and leave, within `drain_s` (its own default
-        otherwise). Only its own user and root may: RequestRejected("denied") for others."""
-        self._ask("drain", {} if drain_s is None else {"drain_s": seconds(drain_s, "drain_s")})
+        otherwise). Only its own user and root may: RequestRejected("denied") for others.
+
+        With `save`, an absolute path on the daemon's machine, it writes all slots and sessions
+        there before it leaves; a start with `--restore` goes on with them."""
+        fields: Header = {} if drain_s is None else {"drain_s": seconds(drain_s, "drain_s")}
+        if save:
+            fields["save"] = os.fspath(save)
+        self._ask("drain", fields)
 
     def renew(self, session: str) -> None:
         """Renew a session's lease. Raises RequestRejected: lease_lost, epoch_gone."""

@@ -169,7 +169,10 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
     "stats": (),
     "resume": (_SESSION,),
     "cancel": (_SESSION, Field("request", "int", 0, _ID)),
-    "drain": (Field("drain_s", "float", 0, 86400, required=False),),
+    "drain": (
+        Field("drain_s", "float", 0, 86400, required=False),
+        Field("save", "str", 1, 2048, required=False),
+    ),
     "ping": (_SESSION_OPTIONAL,),
 }
 """Operations of the control socket."""
@@ -177,6 +180,7 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 FEATURES: Final = (
     "fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream", "logprobs",
     "prompt_logprobs", "bias", "mask", "verify", "export", "adopt",
+    "save",
 )  # fmt: skip
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
 RESERVED_OPS: Final = frozenset({"attend", "reload"})

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from latentd.commands import bench, check, demo, generate, selftest, serve, status
+from latentd.commands import bench, check, demo, drain, generate, selftest, serve, status
 from latentd.commands.parsing import EXIT_CONFIG, EXIT_FAILED, Parser
 from latentd.endpoint import EndpointError
 from latentd.model.fields import CheckpointError
@@ -30,12 +30,13 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="latentd",
         description="Low-latency decode daemon for latent-attention models.",
-        epilog="exit codes: 0 clean, 1 failed, 2 bad usage, 70 device error, 78 bad configuration",
+        epilog="exit codes: 0 clean, 1 failed, 2 bad usage, 70 device error, 74 not saved, "
+        "78 bad configuration",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"latentd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, demo, generate, check, selftest, status, bench):
+    for module in (serve, demo, generate, check, selftest, status, drain, bench):
         module.add(commands)
     return parser
 

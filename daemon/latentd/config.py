@@ -138,6 +138,23 @@ class Config:
             reloadable=True,
         ),
     ] = 30.0
+    save: Annotated[
+        Path | None,
+        Setting(
+            "life cycle",
+            "where SIGTERM saves all slots and sessions before the daemon leaves; without it they "
+            "are lost",
+            "path",
+        ),
+    ] = None
+    restore: Annotated[
+        Path | None,
+        Setting(
+            "life cycle",
+            "snapshot to go on with, if there is one; it is deleted once it is restored",
+            "path",
+        ),
+    ] = None
     log_level: Annotated[
         str,
         Setting(

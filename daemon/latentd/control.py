@@ -8,10 +8,12 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentd.replies import Outbox
 from latentd.requests import is_version, read_id, refuse_op, refuse_version
+from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import field_checks, fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
 
@@ -41,7 +43,7 @@ class ControlThread:
 
     def __init__(
         self, router: Router, sessions: Sessions, ask_stats: Callable[[], None],
-        post_cancel: Callable[[str, int], None], drain: Callable[[float | None], None],
+        post_cancel: Callable[[str, int], None], drain: Callable[[float | None, Path | None], None],
     ) -> None:  # fmt: skip
         self.state = "ready"
         self._router = router
@@ -128,7 +130,7 @@ class ControlThread:
             return {"stats": self._get_stats()}
         if op == "drain":
             check_owner(self._router.user(peer))
-            self._drain(header.get("drain_s"))
+            self._drain(header.get("drain_s"), read_target(header.get("save")))
             return {}
         if header.get("session") is None:
             return {}
@@ -145,6 +147,17 @@ class ControlThread:
         self._ask_stats()
         self._fresh.wait(STATS_WAIT_S)
         return {**self._stats, "age_s": time.monotonic() - self._stats_at}
+
+
+def read_target(save: str | None) -> Path | None:
+    """Where a drain is to save. Raises "invalid" when that cannot be."""
+    if save is None:
+        return None
+    try:
+        check_target(target := Path(save))
+    except (SnapshotError, ValueError, OSError) as error:
+        raise RequestRejected("invalid", f"drain: field save: {error}") from None
+    return target
 
 
 def check_owner(user: int | None) -> None:

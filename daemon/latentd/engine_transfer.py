@@ -92,7 +92,7 @@ class Transfers:
         if not count:
             return np.empty((0, self.geometry.page_bytes), np.uint8)
         self._settle()
-        self._move()
+        self.move()
         data = self.backend.read_pages(slot.pages[first : first + count])
         self.pages_exported += count
         return self._zero_tail(data, first, slot.length)
@@ -129,7 +129,7 @@ class Transfers:
 
     def put(self, arrival: Arrival, first: int, data: NDArray[np.uint8]) -> None:
         """Fill pages from `first` on with `data` [count, page_bytes], which fits in."""
-        self._move()  # nothing that others still want copied lands in these pages afterwards
+        self.move()  # nothing that others still want copied lands in these pages afterwards
         data = self._zero_tail(data, first, len(arrival.tokens))
         self.backend.write_pages(arrival.slot.pages[first : first + len(data)], data)
         arrival.missing.difference_update(range(first, first + len(data)))
@@ -151,7 +151,7 @@ class Transfers:
         """Give the seat and the pages of an unfinished one back."""
         self.slots.free(arrival.slot)
 
-    def _move(self) -> None:
+    def move(self) -> None:
         """Have the moves done that wait for the next step."""
         if self.slots.has_moves:
             self._settle()

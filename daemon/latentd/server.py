@@ -28,6 +28,7 @@ from latentd_client.errors import LatentdError, RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from latentd.engine_protocol import EngineProtocol
 
@@ -61,6 +62,9 @@ class Server:
         """`on_tick` is called on the engine thread a few times a second (the watchdog)."""
         self._engine = engine
         self._options = options
+        self.sessions = Sessions(options.lease_s, options.grace_s)
+        self.save_to: Path | None = None
+        """Where whoever asked for the drain wants to have the slots saved."""
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
@@ -88,7 +92,7 @@ class Server:
         """Bind both sockets and start the control thread. Raises EndpointError."""
         options = self._options
         listener = self._listener = Listener(options)
-        sessions = Sessions(options.lease_s, options.grace_s)
+        sessions = self.sessions
         self._outbox = Outbox(listener.router)
         self._work = Work(self._engine, options, sessions, self._outbox, self.control_endpoint)
         self._control = ControlThread(
@@ -234,7 +238,9 @@ class Server:
 
         self._post(cancel)
 
-    def _drain(self, drain_s: float | None) -> None:
+    def _drain(self, drain_s: float | None, save_to: Path | None) -> None:
+        if save_to is not None:
+            self.save_to = save_to
         self.stop(self._options.drain_s if drain_s is None else drain_s)
 
     def _post(self, action: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ The engine thread owns everything here; the control thread only calls `renew` an
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,11 @@ MAX_STORED = 8
 """Stored replies of a slot; one operation at a time needs the last one only."""
 MAX_STORED_BYTES = 4 << 20
 """Logits and the like kept in a slot's stored replies (the newest reply is always kept)."""
+
+
+def _hash(token: str) -> bytes:
+    """What is kept of a token where it could be read by others; it has 128 random bits."""
+    return hashlib.sha256(token.encode()).digest()
 
 
 class Stored(NamedTuple):
@@ -93,9 +99,11 @@ class OpenRecord:
 @dataclass(eq=False, slots=True)
 class Session:
     """One client. `expires_at` is moved by every message, and by `renew` from another thread;
-    `peer` sent its last message to the engine thread."""
+    `peer` sent its last message to the engine thread. `token` is empty in a session that was
+    restored and that nobody has gone on with yet."""
 
     token: str
+    token_hash: bytes
     expires_at: float
     slots: dict[tuple[int, int], SlotRecord] = field(default_factory=dict)
     opens: dict[str, OpenRecord] = field(default_factory=dict)
@@ -127,13 +135,15 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this daemon's life, which `boot_id` names."""
+    """All sessions of this daemon's life, which `boot_id` names, and those of an earlier one that
+    were restored."""
 
     def __init__(self, lease_s: float, grace_s: float) -> None:
         self.boot_id = secrets.token_hex(8)
         self.lease_s = lease_s
         self.grace_s = grace_s
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[bytes, Session] = {}  # by the hash of the token
+        self._by_token: dict[str, Session] = {}  # those whose token is known
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -153,8 +163,16 @@ class Sessions:
                     retry_after_s=self.lease_s,
                 )  # fmt: skip
             self.remove(min(idle, key=lambda session: session.expires_at))
-        session = Session(self.boot_id + secrets.token_hex(16), now + self.lease_s)
-        self._sessions[session.token] = session
+        token = self.boot_id + secrets.token_hex(16)
+        session = self.take_back(_hash(token), now)
+        session.token = token
+        self._by_token[token] = session
+        return session
+
+    def take_back(self, token_hash: bytes, now: float) -> Session:
+        """A session of which only the hash of its token is known; who has the token has it."""
+        session = Session("", token_hash, now + self.lease_s)
+        self._sessions[token_hash] = session
         return session
 
     def renew(self, token: str, now: float) -> Session:
@@ -163,7 +181,7 @@ class Sessions:
         Raises RequestRejected: "lease_lost" when it has ended, "epoch_gone" when the token is of
         another life of the daemon (detail boot_id). Safe on any thread.
         """
-        session = self._sessions.get(token)
+        session = self._by_token.get(token) or self._find(token)
         if session is not None:
             session.expires_at = now + self.lease_s
             return session
@@ -176,6 +194,19 @@ class Sessions:
             "lease_lost", "the session is unknown or has ended: say hello and open the slots again"
         )
 
+    def _find(self, token: str) -> Session | None:
+        """A restored session, at the first sight of its token. On any thread: a session that ends
+        meanwhile is not found."""
+        session = self._sessions.get(_hash(token))
+        if session is None:
+            return None
+        session.token = token
+        self._by_token[token] = session
+        if session.is_gone:
+            self._by_token.pop(token, None)
+            return None
+        return session
+
     def peers(self) -> set[bytes]:
         """The connections that sessions use."""
         return {session.peer for session in self._sessions.values()}
@@ -183,7 +214,8 @@ class Sessions:
     def remove(self, session: Session) -> None:
         """Forget a session; its slots are the caller's to close."""
         session.is_gone = True
-        self._sessions.pop(session.token, None)
+        self._sessions.pop(session.token_hash, None)
+        self._by_token.pop(session.token, None)
 
     def overdue(self, now: float) -> tuple[list[Session], list[Session]]:
         """Sessions whose lease has run out (their streams must stop), and those whose grace

@@ -61,6 +61,10 @@ class Slot:
         self.borrowed = False  # the last, partly filled page may be others' too: see Sharing.own
 
 
+def _draw_prefix() -> int:
+    return (secrets.randbits(31) or 1) << 32
+
+
 class SlotTable:
     """All seats of the daemon and their rows of the block table."""
 
@@ -81,7 +85,7 @@ class SlotTable:
         self.note_full: Callable[[], None] = self.full.clear
         # 31 random bits above a counter with a random start: never the same twice in a process,
         # and not repeated by the next one.
-        self._epoch_prefix = (secrets.randbits(31) or 1) << 32
+        self._epoch_prefix = _draw_prefix()
         self._epoch_count = secrets.randbits(32)
 
     @property
@@ -99,6 +103,15 @@ class SlotTable:
         self._epoch_count = (self._epoch_count + 1) & 0xFFFF_FFFF
         slot.epoch = self._epoch_prefix | self._epoch_count
         slot.sampling = sampling
+        return slot
+
+    def take_back(self, slot_id: int, epoch: int, sampling: SamplingParams) -> Slot:
+        """Seat an empty sequence where it sat in an earlier life, under its epoch."""
+        self.free_seats.remove(slot_id)
+        slot = self.slots[slot_id]
+        slot.epoch, slot.sampling = epoch, sampling
+        while self._epoch_prefix == epoch >> 32 << 32:  # no epoch comes twice
+            self._epoch_prefix = _draw_prefix()
         return slot
 
     def get(self, slot_id: int, epoch: int) -> Slot:

@@ -62,6 +62,7 @@ def test_the_help_of_serve_groups_the_settings_by_subject() -> None:
         (("bench",), 2),
         (("bench", "steps", "--seconds", "nan"), 2),
         (("status", "--bogus"), 2),
+        (("drain", "--drain-s", "x"), 2),
         (("nonsense",), 2),
         ((), 2),
     ],
@@ -136,7 +137,7 @@ def test_serve_without_a_model_says_how_to_name_one() -> None:
     assert_one_line(stderr, "--model")
 
 
-@pytest.mark.parametrize("command", ["status", "generate", "bench"])
+@pytest.mark.parametrize("command", ["status", "generate", "bench", "drain"])
 def test_a_client_command_without_a_daemon_fails_in_one_line(command: str, tmp_path: Path) -> None:
     more = {"generate": ["--tokens", "1"], "bench": ["steps"]}.get(command, [])
     endpoint = f"ipc://{tmp_path}/none.sock"
@@ -160,7 +161,9 @@ def test_without_torch_a_daemon_command_says_how_to_install_it(args: tuple[str, 
     assert_one_line(stderr, args[0], "torch", "pip install '.[daemon]' from a checkout")
 
 
-@pytest.mark.parametrize("args", [("status",), ("generate", "--tokens", "1"), ("bench", "steps")])
+@pytest.mark.parametrize(
+    "args", [("status",), ("drain",), ("generate", "--tokens", "1"), ("bench", "steps")]
+)
 def test_without_torch_a_client_command_still_looks_for_a_daemon(
     args: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -78,7 +78,7 @@ def test_the_template_differs_from_the_service_in_names_only() -> None:
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_bad_configuration_is_not_restarted_and_a_device_error_is(unit: str) -> None:
     assert setting(unit, "Restart") == "on-failure"
-    assert setting(unit, "RestartPreventExitStatus") == "78"
+    assert setting(unit, "RestartPreventExitStatus") == "74 78"
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         log.info("reloaded: log_level %s, drain_s %g", fresh.log_level, fresh.drain_s)
         return fresh.drain_s
 
-    daemon = Daemon(config.drain_s, reload, Notifier())
+    daemon = Daemon(config.drain_s, reload, Notifier(), config.save, config.restore)
     return daemon.run(engine_options, server_options)
 
 
