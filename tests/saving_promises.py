@@ -47,16 +47,16 @@ def make_dirty(target: Engine, length: int) -> None:
 def restored_slots_go_on_with_the_same_bits(
     source: Engine, target: Engine, folder: Path, length: int, steps: int
 ) -> None:
-    """A slot, a fork of it that went on, and a fork that was cut back into a page that it shares,
-    the copies of which no step has made yet; both engines go on with the same forced tokens."""
+    """A slot, a fork of it that went on, one that was cut back into a page that it shares, and one
+    whose copy of a page no step has made yet; both engines go on with the same forced tokens."""
     make_dirty(target, length)
     prompt = scenarios.draw_tokens(length, 1)
     slot = scenarios.open_slot(source, prompt)
     fork = scenarios.fork(source, slot)
-    scenarios.step(source, [(fork, token) for token in (7,)])
+    scenarios.step(source, [(fork, 7)])
     cut = scenarios.fork(source, fork)
     scenarios.take_back(source, cut, length // 2)
-    slots = (slot, fork, cut)
+    slots = (slot, fork, cut, scenarios.fork(source, fork))
     hand_over(source, slots, target, folder)
     forced = scenarios.draw_tokens(steps, 2)
     found, went_on = (
