@@ -89,6 +89,7 @@ class Engine:
         want_logits: bool, salt: str = "", extras: Extras = NO_EXTRAS,
     ) -> OpenRequest:  # fmt: skip
         """See EngineProtocol."""
+        self.transfers.relieve()
         try:
             task = self.admission.open(prompt, sampling, want_logits, salt, extras)
         except RequestRejected as refusal:
@@ -163,6 +164,7 @@ class Engine:
         self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None
     ) -> SlotState:
         """See EngineProtocol."""
+        self.transfers.relieve()
         try:
             slot = self.branches.fork(slot_id, epoch, pos, sampling)
         except RequestRejected as refusal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from latentd.plans import Backend
     from latentd.sharing import Sharing
     from latentd.slots import Slot, SlotTable
+
+MAX_MOVES: Final = 64
+"""Moves that may wait for the next step."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ class Transfers:
         self.pages_exported = 0
         self.slots_adopted = 0
 
+    def relieve(self) -> None:
+        """Have the moves done that have piled up: slots on filled pages may come and go for long
+        before anybody takes a step, and that step must not wait for all their copies."""
+        if self.slots.num_moves >= MAX_MOVES:
+            self.move()
+
     def look(self, slot_id: int, epoch: int, pos: int) -> Slot:
         """A slot that may be exported: nothing runs on it, and it has `pos` tokens."""
         return self.admission.idle_slot(slot_id, epoch, pos)
@@ -102,6 +111,7 @@ class Transfers:
         salt: str,
     ) -> Arrival:  # fmt: skip
         """Take a seat and all pages for a sequence. Draws the seed if there is none."""
+        self.relieve()
         ids = prompt_ids(tokens, self.vocab_size, "sequence")
         if token is not None and not 0 <= token < self.vocab_size:
             text = f"token is {token}, must be 0 to {self.vocab_size - 1}"
@@ -153,7 +163,7 @@ class Transfers:
 
     def move(self) -> None:
         """Have the moves done that wait for the next step."""
-        if self.slots.has_moves:
+        if self.slots.num_moves:
             self._settle()
             moves = self.slots.take_moves()
             assert moves is not None

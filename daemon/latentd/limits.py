@@ -21,7 +21,8 @@ MAX_VALUE: Final = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request allows and prefers. Equal when `digest`, a hash of all the rest, is."""
+    """What a request allows and prefers. Equal when `digest`, a hash of all the rest, is. Stored
+    replies hold it: its arrays are copies, for a row of a frame would hold all of the frame."""
 
     digest: bytes
     bias_ids: NDArray[np.int32]
@@ -53,7 +54,7 @@ def make_limits(
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
-    return Limits(digest.digest(), ids, values, mask)
+    return Limits(digest.digest(), ids.copy(), values.copy(), mask)
 
 
 def check_bias(vocab: int, ids: NDArray[np.int32], values: NDArray[np.float32]) -> None:

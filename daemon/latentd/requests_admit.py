@@ -39,7 +39,8 @@ def open_slot(
     session = work.renew(header["session"], peer)
     prompt = read_ids("open: field prompt", header["prompt"], raw)
     sampling = read_sampling(header)
-    extras = read_extras(header, raw, work.engine.info.vocab_size)
+    vocab, prompt_top = work.engine.info.vocab_size, header.get("prompt_logprobs")
+    extras = read_extras(header, raw, vocab, prompt_top)
     check_scores(extras, len(prompt), work.options.max_frame_bytes)
     logits = bool(header.get("logits"))
     salt = header.get("salt") or ""

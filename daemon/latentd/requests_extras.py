@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header, Tensor
 
 
-def read_extras(header: Header, raw: Sequence[Tensor], vocab: int) -> Extras:
-    """Of a request or of one of its rows. Raises RequestRejected("invalid")."""
-    top, prompt_top = header.get("logprobs"), header.get("prompt_logprobs")
+def read_extras(
+    header: Header, raw: Sequence[Tensor], vocab: int, prompt_top: int | None = None
+) -> Extras:
+    """Of a request or of one of its rows; `prompt_top` is what an open asks of its prompt. Raises
+    RequestRejected("invalid")."""
+    top = header.get("logprobs")
     bias, mask = header.get("bias"), header.get("mask")
     if not top and prompt_top is None and bias is None and mask is None:
         return NO_EXTRAS

@@ -152,9 +152,9 @@ class SlotTable:
         slot.mapped = max(slot.mapped, slot.synced)
 
     @property
-    def has_moves(self) -> bool:
-        """Whether take_moves() would have some."""
-        return bool(self._moves.rows)
+    def num_moves(self) -> int:
+        """How many runs of the block table take_moves() would have."""
+        return len(self._moves.rows)
 
     def take_moves(self) -> Moves | None:
         """The moves since the last call, mostly None; they go to the device with the updates."""

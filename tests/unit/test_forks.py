@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fakes import FakeEngine
+from latentd.engine_transfer import MAX_MOVES
 from latentd.operations import SamplingParams, SlotState, StepDone, StreamRequest
 from latentd_client.errors import RequestRejected
 from serving import Peer, seat, serving
@@ -212,3 +213,16 @@ def test_a_fork_of_a_running_slot_or_of_another_session_is_refused(peer: Peer) -
     assert peer.ask("fork", **seat(opened), key="f")["status"] == "epoch_gone"
     peer.session = mine
     assert peer.ask("close")["status"] == "ok"
+
+
+def test_forks_that_come_and_go_leave_few_copies_to_the_next_step() -> None:
+    engine = FakeEngine()
+    slot = open_slot(engine, [7] * 100)
+    before = engine.fake.copies
+    for _ in range(500):
+        fork = engine.fork(slot.slot_id, slot.epoch, 100, None)
+        engine.close(fork.slot_id, fork.epoch)
+    moves = engine.slots.take_moves()
+    assert moves is not None
+    assert len(moves.copies) <= MAX_MOVES
+    assert engine.fake.copies - before + len(moves.copies) == 500

@@ -196,3 +196,11 @@ def test_a_raw_frame_may_be_named_by_row() -> None:
     assert protocol.pick_raw({"raw": 0, "row": 1}, raw).tolist() == [3, 4, 5]  # type: ignore[union-attr]
     for value in ({"raw": 0, "row": 2}, {"raw": 0, "row": True}, {"raw": 1, "row": 0}):
         assert protocol.pick_raw(value, raw) is None
+
+
+def test_a_stored_bias_does_not_hold_the_frame_that_it_was_a_row_of() -> None:
+    ids, values = np.zeros((1000, 1), np.int32), np.zeros((1000, 1), np.float32)
+    limits = make_limits(256, (ids[3], values[3]), None)
+    assert limits is not None
+    assert limits.bias_ids.base is None
+    assert limits.bias_values.base is None

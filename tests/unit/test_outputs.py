@@ -196,3 +196,11 @@ def test_a_late_reader_gets_long_log_probabilities_in_frames_that_fit(
                 reader.take(client._move(reader.pending))  # type: ignore[arg-type]
             assert len(reader.ready) == 4000
             assert all(len(step.top) == 20 for step in reader.ready)
+
+
+def test_prompt_logprobs_is_an_unknown_field_beside_a_token_and_not_looked_at(peer: Peer) -> None:
+    opened = peer.open([1, 2])
+    step = peer.ask("step", **seat(opened), prompt_logprobs=["a"] * 1000)
+    again = peer.ask("step", **seat(opened))
+    assert (again.pop("replayed"), again.pop("id"), step.pop("id")) == (True, 4, 3)
+    assert again == step
