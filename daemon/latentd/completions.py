@@ -8,7 +8,7 @@ from latentd.extras import top_fields
 from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens, VerifyDone
 from latentd.replies import logits_tensor, step_fields
 from latentd.runs import OpenRun, StepRun, StreamRun
-from latentd.sessions import SlotRecord, Stored
+from latentd.sessions import Stored
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         refuse = RequestRejected("cancelled", "the session has ended")
         work.refuse(run, refuse)
         return
-    session.slots[request.slot_id, request.epoch] = SlotRecord(request.slot_id, request.epoch)
+    session.add_slot(request.slot_id, request.epoch, run.key)
     results: Header = {
         "status": "ok",
         "slot": request.slot_id,

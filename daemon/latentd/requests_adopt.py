@@ -15,7 +15,7 @@ import numpy as np
 from latentd.operations import SamplingParams
 from latentd.requests_admit import read_ids, read_sampling
 from latentd.requests_export import page_checksums
-from latentd.sessions import OpenRecord, SlotRecord, Stored
+from latentd.sessions import OpenRecord, Stored
 from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 
@@ -155,7 +155,7 @@ def _commit(work: Work, session: Session, key: str, adoption: Adoption) -> Heade
         "seed": state.seed,
     }
     del session.adoptions[key]
-    session.slots[state.slot_id, state.epoch] = SlotRecord(state.slot_id, state.epoch)
+    session.add_slot(state.slot_id, state.epoch, key)
     digest = session.opens[key].digest
     session.opens[key] = OpenRecord(digest, None, Stored(digest, results))
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.requests_admit import check_idle, read_sampling
-from latentd.sessions import OpenRecord, SlotRecord, Stored
+from latentd.sessions import OpenRecord, Stored
 
 if TYPE_CHECKING:
     from latentd.work import Work
@@ -34,6 +34,6 @@ def fork(
         "token": forked.token,
         "seed": forked.seed,
     }
-    session.slots[forked.slot_id, forked.epoch] = SlotRecord(forked.slot_id, forked.epoch)
+    session.add_slot(forked.slot_id, forked.epoch, key)
     session.opens[key] = OpenRecord(digest, None, Stored(digest, results))
     return results

@@ -113,4 +113,5 @@ def close(
     if record.closed_at is not None:
         return {"replayed": True}
     work.close_slot(record)
+    session.note_closed(record)
     return {}

@@ -25,6 +25,10 @@ MAX_STORED = 8
 """Stored replies of a slot; one operation at a time needs the last one only."""
 MAX_STORED_BYTES = 4 << 20
 """Logits and the like kept in a slot's stored replies (the newest reply is always kept)."""
+MAX_CLOSED = 1024
+"""Closed slots of a session whose stored replies are kept."""
+MAX_CLOSED_BYTES = 64 << 20
+"""Logits and the like kept in them (those of the slot closed last are always kept)."""
 
 
 def _hash(token: str) -> bytes:
@@ -43,10 +47,12 @@ class Stored(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class SlotRecord:
-    """A session's slot. `running` is the one operation in flight; `closed_at` is set by close."""
+    """A session's slot. `key` is that of the open, fork or adoption that made it; `running` is the
+    one operation in flight; `closed_at` is set by close."""
 
     slot_id: int
     epoch: int
+    key: str = ""
     running: Run | None = None
     replies: dict[int, Stored] = field(default_factory=dict)  # by the position they were sent for
     closed_at: float | None = None
@@ -108,6 +114,8 @@ class Session:
     slots: dict[tuple[int, int], SlotRecord] = field(default_factory=dict)
     opens: dict[str, OpenRecord] = field(default_factory=dict)
     adoptions: dict[str, Adoption] = field(default_factory=dict)  # by key, until their commit
+    closed: dict[tuple[int, int], int] = field(default_factory=dict)  # bytes, in order of closing
+    closed_bytes: int = 0  # of all of them
     running: dict[int, Run] = field(default_factory=dict)  # opens and streams by request id
     is_gone: bool = False
     peer: bytes = b""
@@ -120,6 +128,30 @@ class Session:
                 "epoch_gone", f"slot {slot_id} of epoch {epoch} is not open in this session"
             )
         return record
+
+    def add_slot(self, slot_id: int, epoch: int, key: str) -> SlotRecord:
+        """Own a new slot."""
+        record = self.slots[slot_id, epoch] = SlotRecord(slot_id, epoch, key)
+        return record
+
+    def note_closed(self, record: SlotRecord) -> None:
+        """A slot was closed: its stored replies are kept; where they are too many, the slots that
+        were closed first are forgotten."""
+        opened = self.opens.get(record.key)
+        kept = [*record.replies.values(), opened.stored if opened is not None else None]
+        tensors = [one.tensors.values() for one in kept if one is not None and one.tensors]
+        size = sum(tensor.nbytes for each in tensors for tensor in each)
+        self.closed[record.slot_id, record.epoch] = size
+        self.closed_bytes += size
+        while len(self.closed) > 1 and (
+            len(self.closed) > MAX_CLOSED or self.closed_bytes > MAX_CLOSED_BYTES
+        ):
+            self.forget(next(iter(self.closed)))
+
+    def forget(self, seat: tuple[int, int]) -> None:
+        """Drop a closed slot and all its stored replies."""
+        self.closed_bytes -= self.closed.pop(seat)
+        self.opens.pop(self.slots.pop(seat).key, None)
 
     def opened(self, key: str, digest: Hashable) -> OpenRecord | None:
         """The open, fork or adoption of that key, None before it. Raises RequestRejected("invalid")
@@ -226,11 +258,8 @@ class Sessions:
     def forget_old(self, now: float) -> None:
         """Drop closed slots after the grace period, and the stored replies of their opens."""
         for session in self._sessions.values():
-            old = {
-                seat for seat, record in session.slots.items()
-                if record.closed_at is not None and record.closed_at + self.grace_s < now
-            }  # fmt: skip
-            for seat in old:
-                del session.slots[seat]
-            if old:
-                session.opens = {k: r for k, r in session.opens.items() if r.seat not in old}
+            for seat in list(session.closed):
+                closed_at = session.slots[seat].closed_at
+                if closed_at is None or closed_at + self.grace_s >= now:
+                    break
+                session.forget(seat)

@@ -110,13 +110,19 @@ def put_back(sessions: Sessions, saved: SavedSession, now: float) -> None:
     """Make a session of it, with a new lease. Closed slots are kept for a grace period again."""
     session = sessions.take_back(saved.token_hash, now)
     for old in saved.slots:
-        record = SlotRecord(old.slot_id, old.epoch, closed_at=now if old.is_closed else None)
-        session.slots[old.slot_id, old.epoch] = record
+        record = session.add_slot(old.slot_id, old.epoch, "")
         for pos, reply in old.replies:
             record.replies[pos] = _put_reply(session, record, reply)
     for key, reply in saved.opens.items():
         stored = Stored(reply.digest, reply.results, reply.tensors)
-        session.opens[key] = OpenRecord(reply.digest, None, stored)
+        opened = session.opens[key] = OpenRecord(reply.digest, None, stored)
+        if opened.seat in session.slots:
+            session.slots[opened.seat].key = key
+    for old in saved.slots:
+        if old.is_closed:
+            record = session.slots[old.slot_id, old.epoch]
+            record.closed_at = now
+            session.note_closed(record)
 
 
 def _put_reply(session: Session, record: SlotRecord, reply: SavedReply) -> Stored:

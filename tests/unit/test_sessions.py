@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from gates import wait_until
-from latentd.sessions import MAX_STORED, OpenRecord, Sessions, SlotRecord, Stored
+from latentd.sessions import (
+    MAX_CLOSED,
+    MAX_CLOSED_BYTES,
+    MAX_STORED,
+    OpenRecord,
+    Sessions,
+    SlotRecord,
+    Stored,
+)
 from latentd_client import Client, Control, RequestRejected
 from serving import Peer, seat, serving
 
@@ -130,15 +138,32 @@ def test_overdue_tells_the_lost_from_the_ended() -> None:
 def test_closed_slots_are_kept_for_the_grace_period() -> None:
     sessions = Sessions(10, 5)
     session = sessions.create(0.0)
-    session.slots[0, 1] = SlotRecord(0, 1, closed_at=3.0)
-    session.slots[1, 1] = SlotRecord(1, 1)
     for slot_id, key in enumerate("ab"):
+        session.add_slot(slot_id, 1, key)
         stored = Stored(key, {"slot": slot_id, "epoch": 1, "context_len": 0})
         session.opens[key] = OpenRecord(key, None, stored)
+    session.slots[0, 1].closed_at = 3.0
+    session.note_closed(session.slots[0, 1])
     sessions.forget_old(7.9)
     assert (set(session.slots), set(session.opens)) == ({(0, 1), (1, 1)}, {"a", "b"})
     sessions.forget_old(8.1)
     assert (set(session.slots), set(session.opens)) == ({(1, 1)}, {"b"})
+
+
+@pytest.mark.parametrize(("size", "kept"), [(0, MAX_CLOSED), (MAX_CLOSED_BYTES // 20, 20)])
+def test_the_slots_closed_first_are_forgotten_when_too_much_is_kept_of_them(
+    size: int, kept: int
+) -> None:
+    session = Sessions(10, 5).create(0.0)
+    for number in range(MAX_CLOSED + 9):
+        stored = Stored("", {"slot": 0, "epoch": number, "context_len": 0})
+        logits = {"logits": np.broadcast_to(np.float32(0), size // 4)}
+        session.opens[str(number)] = OpenRecord("", None, stored._replace(tensors=logits))
+        session.note_closed(session.add_slot(0, number, str(number)))
+    last = range(MAX_CLOSED + 9 - kept, MAX_CLOSED + 9)
+    assert list(session.slots) == list(session.closed) == [(0, number) for number in last]
+    assert list(session.opens) == [str(number) for number in last]
+    assert session.closed_bytes == kept * (size // 4 * 4)
 
 
 def test_stored_replies_are_bounded_in_number_and_bytes() -> None:
