@@ -26,6 +26,8 @@ MAX_WAITERS = 16
 repetition only, and all of them are replies that the daemon will have to keep for it."""
 MAX_FRAME_TOKENS = 4096
 """Tokens in one frame of a stream (only a late or repeated reader gets that many at once)."""
+MAX_FRAMES_EACH = 4
+"""Frames of a stream in one turn: long ones with many likeliest tokens take a while to pack."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,9 +81,11 @@ class StreamRun:
 
     def deliver(self, outbox: Outbox) -> Sent:
         """Send what the reader has not got yet. FULL: try again later."""
+        frames = 0
         while self.sent < len(self.tokens) or self.end is not None:
-            if not outbox.has_room(self.peer):
+            if frames == MAX_FRAMES_EACH or not outbox.has_room(self.peer):
                 return Sent.FULL
+            frames += 1
             most = MAX_FRAME_TOKENS // (1 + self.request.extras.top)  # a header has 1 MiB
             stop = min(len(self.tokens), self.sent + most)
             outcome = outbox.try_send(self.peer, protocol.encode(self._frame(stop)))

@@ -38,6 +38,8 @@ MAX_MESSAGES = 256
 """Messages taken in one turn, so that a flood does not keep the engine from running."""
 FEW_MESSAGES = 64
 """The same in front of a launch that somebody's next token waits for."""
+TAKE_S = 0.005
+"""Time for messages in front of a launch: some take a thousand times as long as a step's."""
 TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
@@ -148,15 +150,15 @@ class Server:
             self._close(listener)
 
     def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
-        """Take the messages that are ready and admit each. While somebody decodes, at most one
-        that moves pages."""
-        work = self._work
+        """Take the messages that are ready and admit each. While somebody decodes, for a short
+        time, and at most one that moves pages."""
+        work, until = self._work, time.monotonic() + TAKE_S
         for _ in range(most):
             message = listener.receive()
             if message is None:
                 return
             requests.handle(work, *message)
-            if work.took_piece:
+            if work.took_piece or time.monotonic() > until:
                 work.took_piece = False
                 if self._engine.has_work:
                     return

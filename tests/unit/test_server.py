@@ -10,6 +10,7 @@ import zmq
 
 from fakes import FakeEngine
 from gates import Gate, wait_until
+from latentd import server
 from latentd.control import check_owner
 from latentd.endpoint import EndpointError
 from latentd.operations import DeviceFault
@@ -450,3 +451,25 @@ def test_clients_in_the_middle_of_their_steps_are_told_that_the_daemon_drains(
         for thread in threads:
             thread.join()
     assert codes == ["draining"] * 5
+
+
+def test_heavy_requests_do_not_hold_a_launch_back_one_behind_the_other(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "TAKE_S", 0.0)  # each request takes longer than that
+    engine = FakeEngine()
+    gate = Gate(engine)
+    with serving(endpoint, engine), Peer(endpoint) as peer:
+        runner = peer.hello().open([1, 2, 3])
+        gate.shut()
+        stream = peer.send("stream", **seat(runner), max_steps=1000, credit=1000)
+        pings = {peer.send("ping") for _ in range(40)}
+        gate.open()
+        tokens = 0
+        while pings:
+            header, _ = peer.receive()
+            if header["id"] == stream:
+                tokens += len(header["tokens"])
+            else:
+                pings.remove(header["id"])
+    assert tokens >= 15, "the stream waited for all of them"

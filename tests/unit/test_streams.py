@@ -10,6 +10,7 @@ import pytest
 
 from fakes import FakeEngine
 from gates import Gate
+from latentd import runs
 from latentd_client import ConnectionLost, ProtocolError, RequestRejected
 from serving import Peer, seat, serving
 
@@ -195,3 +196,24 @@ def test_streams_and_steps_of_several_clients_share_launches(
         gate.open()
         assert read(first)[0] == read(second)[0] == tokens_of_steps(engine, 60)
         assert engine.fake.launches - before <= 64
+
+
+def test_a_long_stream_is_repeated_a_few_frames_a_turn(endpoint: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(runs, "MAX_FRAME_TOKENS", 10)
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        asked = {**seat(opened), "max_steps": 95, "credit": 95}
+        tokens: list[list[int]] = []
+        for _ in range(2):
+            peer.send("stream", **asked)
+            tokens.append([])
+            frames = 0
+            while True:
+                header, _ = peer.receive()
+                frames += 1
+                tokens[-1] += header["tokens"]
+                if not header.get("more"):
+                    break
+    assert frames == 10 > runs.MAX_FRAMES_EACH
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) == 95
