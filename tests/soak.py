@@ -4,20 +4,24 @@
 
 Every 10,000 operations a new engine starts. After each operation the pages are counted and every
 token is compared with the plain record of its slot; a failure names the seed that repeats it.
+Each seed also makes a client's storm of 500 steps, calm and with every second reply lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import tempfile
 import time
 from collections import Counter
 
+import storm
 from fakes import FakeEngine
 from random_clients import NAMES, Clients, check, finish
 
 OPERATIONS_EACH = 10_000
 """Of one engine."""
+STORM_STEPS = 500
 COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
            "refused")  # fmt: skip
 WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2}
@@ -35,6 +39,7 @@ def main() -> None:
     while time.monotonic() < end:
         print(f"seed {seed}", end="\r", flush=True)
         total += soak(seed, OPERATIONS_EACH)
+        total["replies_lost"] += weather(seed, STORM_STEPS)
         seed += 1
     print(f"{(seed - args.seed) * OPERATIONS_EACH} operations: {dict(total)}")
 
@@ -57,6 +62,14 @@ def soak(seed: int, operations: int) -> Counter[str]:
     stats = engine.stats() | {"copies": engine.fake.copies}
     stats["refused"] = engine.counters.refused.total()
     return Counter({name: int(str(stats[name])) for name in COUNTED})
+
+
+def weather(seed: int, steps: int) -> int:
+    """A storm that ends like a calm day; how many replies were lost."""
+    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
+        lost, texts = storm.run(f"ipc://{folder}/s", seed, steps, 0.5)
+        assert (0, texts) == storm.run(f"ipc://{folder}/s", seed, steps, 0.0)
+    return lost
 
 
 if __name__ == "__main__":

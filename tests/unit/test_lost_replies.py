@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+import storm
 from fakes import FakeEngine
 from latentd_client import Client, DeadlineExceeded, protocol
 from lossy import LossyWire
@@ -60,3 +61,11 @@ def test_a_stream_left_early_is_settled_though_its_end_and_its_truncate_are_not_
         step = insist(calls[call])
     assert len(truncates) == 1
     assert (step.token, step.context_len) == (engine.expected_token(tokens), len(tokens))
+
+
+def test_10000_steps_of_which_every_second_reply_is_lost_end_with_the_texts_of_a_calm_run(
+    endpoint: str,
+) -> None:
+    lost, texts = storm.run(endpoint, 1, 10_000, 0.5)
+    assert lost > 10_000
+    assert (0, texts) == storm.run(endpoint, 1, 10_000, 0.0)
