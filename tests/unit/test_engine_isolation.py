@@ -47,15 +47,24 @@ def test_a_row_alone_has_the_bits_of_the_row_in_every_bucket(start: Start) -> No
 
 
 def test_chunks_of_any_size_and_steps_give_the_same_bits(start: Start) -> None:
-    prompt = scenarios.draw_tokens(70, 4)
+    prompt = scenarios.draw_tokens(130, 4)
     found = set()
-    for chunk in (512, 64, 13):
+    for chunk in (512, 100, 64, 7, 1):
         engine = start(prefill_chunk=chunk)
         found.add(scenarios.open_slot(engine, prompt).logits)
     slot = scenarios.open_slot(engine, [])
     for token in prompt:
         logits = scenarios.step(engine, [(slot, token)])[0]
     found.add(logits)
+    assert len(found) == 1
+
+
+def test_chunks_of_any_size_give_the_same_bits_at_two_thousand(start: Start) -> None:
+    prompt, forced = scenarios.draw_tokens(2000, 5), [6]
+    found = set()
+    for chunk in (512, 100):
+        engine = start(prefill_chunk=chunk, max_ctx=2100, max_slots=1)
+        found.add(tuple(scenarios.decode(engine, prompt, forced)))
     assert len(found) == 1
 
 

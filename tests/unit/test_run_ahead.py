@@ -29,6 +29,11 @@ def test_a_stream_has_the_bits_of_steps_alone_and_beside_others(
     ahead_promises.a_stream_has_the_bits_of_steps(engine, 50, 20, temperature, others=11)
 
 
+def test_a_stream_has_the_bits_of_steps_beside_63_others(start: Start) -> None:
+    engine = start(max_ctx=80, max_slots=64)
+    ahead_promises.a_stream_has_the_bits_of_steps(engine, 40, 12, 0.8, others=63)
+
+
 def test_a_stream_at_2k_has_the_bits_of_steps(start: Start) -> None:
     ahead_promises.a_stream_taken_back_has_the_bits_of_steps(start(max_ctx=2100), 2000, 70)
 
