@@ -55,12 +55,12 @@ def adopt(
         known = key in session.adoptions
         work.drop_adoption(session, key)
         return {"known": known}
-    work.check_launch(None)
     if stages[0] == "begin":
         return _begin(work, session, key, header["begin"], raw)
     adoption = session.adoptions.get(key)
     if adoption is None:
         return _find_done(session, key)
+    work.check_launch(None)
     try:
         if stages[0] == "commit":
             return _commit(work, session, key, adoption)
@@ -87,6 +87,7 @@ def _begin(
     digest = ("adopt", hashlib.blake2b(tokens.tobytes()).digest(), token, sampling, salt)
     known = session.opened(key, digest)
     if known is None:
+        work.check_launch(None)
         arrival = transfers.begin(tokens, token, sampling or SamplingParams(), salt)
         expires_at = work.now + work.options.lease_s
         session.adoptions[key] = Adoption(arrival, len(arrival.missing), expires_at)

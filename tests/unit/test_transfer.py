@@ -298,6 +298,7 @@ def test_a_draining_daemon_gives_slots_away_and_takes_none(
 ) -> None:
     opened = peer.open(PROMPT, "b")
     adopt(peer, "a", sent.begin())
+    done = adopt(peer, "done", sent.begin(), sent.put(0, COUNT), {"commit": True})[-1]
     peer.send("stream", **seat(opened), max_steps=9, credit=1)
     peer.receive()
     source = peer.open(PROMPT, "source")
@@ -306,6 +307,7 @@ def test_a_draining_daemon_gives_slots_away_and_takes_none(
         wait_until(lambda: control.health()["state"] == "draining")
     assert adopt(peer, "c", sent.begin())[0]["status"] == "draining"
     assert adopt(peer, "a", sent.put(0))[0]["status"] == "draining"
+    assert adopt(peer, "done", {"commit": True})[0] == {**done, "id": peer._id, "replayed": True}
     assert len(Sent(peer, source).pages) == COUNT
 
 
