@@ -63,6 +63,7 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) -m latentd bench step
 	$(PY) tests/bench/bench_engine.py --device cuda
 	$(PY) tests/bench/bench_sharing.py
+	$(PY) tests/bench/bench_saving.py
 	$(PY) tests/bench/bench_daemon.py
 
 cubins: $(SETUP_TEST) $(SETUP_COMPILER)
