@@ -25,6 +25,7 @@ WAITING = {  # device functions that call pdl_wait for their kernel
     "norm_one_row": "hopper/experts_one.cuh",
 }
 LATER = {
+    "attend_hopper_wide",
     "moe_experts_few",
     "moe_experts_one",
 }  # let the next kernel launch in the midst of their work

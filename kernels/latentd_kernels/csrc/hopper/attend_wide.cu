@@ -17,7 +17,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                        const __grid_constant__ TensorMap high_map, const __grid_constant__ TensorMap node_map,
                        const int* block_table, const RowPlan* row_plan, const Work* work, float2* node_ml,
                        int max_pages, int rows, int heads, int head_groups, float scale_log2) {
-  pdl_launch();
   extern __shared__ __align__(1024) char raw[];
   Smem& smem = *reinterpret_cast<Smem*>(raw);
   const Work* const share = work + blockIdx.x / head_groups;
@@ -70,6 +69,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     take_registers<240>();
     Warpgroup<0> group(args, smem);
     pdl_wait();
+    barrier_wait(smem_u32(&smem.query_full[0]), 0);
+    pdl_launch();  // not before: weights of expand's CTAs on free SMs would stand in the query's way
     group.run();
   }
 }

@@ -95,7 +95,7 @@ class Copier {
 #pragma unroll 1
     for (; at_.splits_left > 0; ++page_) {
       const bool is_next_row = page_ > 0 && at_.page_of_row == 0;
-      if (at_.queries == 0 && (page_ == kStages || at_.page_idx >= at_.plan.old_pages || is_next_row)) begin();
+      if (at_.queries == 0 && (page_ == 1 || at_.page_idx >= at_.plan.old_pages || is_next_row)) begin();
       copy_page();
       if (is_next_row) {
         barrier_wait(smem_u32(&smem_.query_done), at_.queries & 1 ^ 1);
