@@ -132,17 +132,18 @@ class AsyncLink:
             raise _link.lost(self.endpoint)
 
     def _wake_all(self) -> None:
-        """The connection broke: whoever waits on it gets to know, after its last words."""
+        """The connection broke: whoever waits on it gets to know, after its last words. Who has
+        seen that before may wait on the next one already."""
         self.receive()
-        self._abandon_all()
+        self._abandon_all(but=self.losses)
 
     def _renew(self) -> None:
         """Renew the lease here; its reply is skipped when it comes."""
         _, frames = self.exchange.start(Call("ping", {"session": self._session}, expect=False))
         self._send(frames)
 
-    def _abandon_all(self) -> None:
-        for pending in self.exchange.abandon_all():
+    def _abandon_all(self, but: int | None = None) -> None:
+        for pending in self.exchange.abandon_all(but):
             if pending.wake is not None:
                 pending.wake()
 

@@ -170,10 +170,12 @@ class Exchange:
             while len(self._late) > 1024:  # replies that never came
                 del self._late[next(iter(self._late))]
 
-    def abandon_all(self) -> list[Pending]:
-        """Stop waiting for everything (the connection is lost)."""
-        lost = list(self._pending.values())
-        self._pending.clear()
+    def abandon_all(self, but: int | None = None) -> list[Pending]:
+        """Stop waiting for everything (the connection is lost), but for what was sent when it had
+        been lost `but` times already: that went out on a later one."""
+        lost = [pending for pending in self._pending.values() if pending.connection != but]
+        for pending in lost:
+            del self._pending[pending.request_id]
         return lost
 
 

@@ -225,18 +225,10 @@ class AsyncClient:
 
     async def _recover(self, link: AsyncLink) -> None:
         """After a broken connection: go on if the same daemon still knows the session."""
-        until = time.monotonic() + min(5.0, self.timeout_s)
-        while True:
-            losses = link.losses
-            check_listener(self.endpoint)
-            left_s = until - time.monotonic()
-            call = Call("resume", {"session": self._calls.session})
-            try:
-                await link.perform(call, min(1.0, left_s))
-                break
-            except DeadlineExceeded:  # the new connection may have broken too: ask again
-                if time.monotonic() >= until - 0.1:
-                    raise
+        losses = link.losses
+        check_listener(self.endpoint)
+        call = Call("resume", {"session": self._calls.session})
+        await link.perform(call, min(5.0, self.timeout_s))
         self._known_losses = losses
 
     async def _drive(self, script: Script[T]) -> T:

@@ -251,6 +251,20 @@ def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
         asyncio.run(main())
 
 
+def test_the_word_of_a_broken_connection_ends_nothing_that_waits_on_the_next(endpoint: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            link = client._link
+            assert link is not None
+            assert link._watch is not None
+            link._watch.losses += 1  # a call may see this before the loop is told
+            link.loop.call_soon(link._wake_all)
+            assert await client.ping() > 0
+
+    with serving(endpoint):
+        asyncio.run(main())
+
+
 def test_a_second_connect_is_refused_and_the_client_goes_on(endpoint: str) -> None:
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
