@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fakes import FakeEngine
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import AsyncClient, Client
-from serving import Blocking, serving
+from serving import Blocking, Peer, serving
 from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES
 
 if TYPE_CHECKING:
@@ -41,6 +42,26 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
             return Blocking(runner.run(start(endpoint, **options)), runner)
 
         yield connect
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    """What `peer` and `client` are served by."""
+    return FakeEngine()
+
+
+@pytest.fixture
+def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
+    """A session by hand, of a server over `engine`."""
+    with serving(endpoint, engine), Peer(endpoint) as peer:
+        yield peer.hello()
+
+
+@pytest.fixture
+def client(endpoint: str, engine: FakeEngine, connect: Callable[..., Any]) -> Iterator[Any]:
+    """Each client in turn, of a server over `engine`."""
+    with serving(endpoint, engine), connect(endpoint) as client:
+        yield client
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from latentd.commands import latency
 from latentd.commands.child import Child
 from latentd.demo import model_dir
 from latentd_client import Client, Control, RequestRejected, protocol
+from processes import latentd
 
 pytest.importorskip("torch")
 
@@ -70,15 +71,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Chi
     with start(tmp_path_factory.mktemp("daemon"), tiny) as child:
         child.wait_ready(START_S, lambda status: None)
         yield child
-
-
-def latentd(*args: str) -> subprocess.CompletedProcess[str]:
-    environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, "-m", "latentd", *args],
-        env=environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
 
 
 def test_the_summary_tells_what_is_served(daemon: Child) -> None:

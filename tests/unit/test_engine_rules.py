@@ -7,59 +7,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from engine_calls import GREEDY, open_slot, refused, run_all, step
 from fakes import FakeEngine
 from latentd.operations import (
     DeviceFault,
     Failed,
     OpenDone,
-    OpenRequest,
     SamplingParams,
     StepDone,
     StreamRequest,
     StreamTokens,
 )
-from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from latentd.engine import Engine
     from latentd.operations import Event
 
-GREEDY = SamplingParams()
 NO_STOP: frozenset[int] = frozenset()
-
-
-def run_all(engine: Engine) -> list[Event]:
-    events = []
-    while engine.has_work:
-        events += engine.run()
-        engine.slots.check()
-    return events
-
-
-def open_slot(engine: Engine, prompt: list[int]) -> OpenRequest:
-    request = engine.admit_open(prompt, GREEDY, False)
-    assert isinstance(run_all(engine)[-1], OpenDone)
-    return request
-
-
-def refused(code: str, call: Callable[[], object]) -> RequestRejected:
-    with pytest.raises(RequestRejected) as refusal:
-        call()
-    assert refusal.value.code == code
-    return refusal.value
 
 
 def start_stream(engine: Engine, request: StreamRequest, token: int | None = None) -> StreamRequest:
     return engine.admit_stream(request, token, None)
-
-
-def step(engine: Engine, slot: OpenRequest, pos: int, token: int | None = None) -> StepDone:
-    engine.admit_step(slot.slot_id, slot.epoch, pos, token, None, False)
-    (done,) = run_all(engine)
-    assert isinstance(done, StepDone)
-    return done
 
 
 def test_tokens_depend_on_all_tokens_before() -> None:

@@ -7,18 +7,7 @@ import pytest
 from fakes import FakeEngine, fake_logits
 from gates import Gate
 from latentd_client import protocol
-from serving import Peer, seat, serving
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        yield peer.hello()
+from serving import Peer, seat
 
 
 @pytest.fixture

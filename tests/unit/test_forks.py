@@ -4,48 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
+from engine_calls import GREEDY, open_slot, refused, run_all, step
 from fakes import FakeEngine
 from latentd.engine_transfer import MAX_MOVES
-from latentd.operations import SamplingParams, SlotState, StepDone, StreamRequest
-from latentd_client.errors import RequestRejected
-from serving import Peer, seat, serving
+from latentd.operations import SamplingParams, StreamRequest
+from serving import Peer, seat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from latentd.operations import OpenRequest
-
-GREEDY = SamplingParams()
-
-
-def run_all(engine: FakeEngine) -> list[object]:
-    events: list[object] = []
-    while engine.has_work:
-        events += engine.run()
-        engine.slots.check()
-    return events
-
-
-def open_slot(engine: FakeEngine, prompt: list[int]) -> OpenRequest:
-    request = engine.admit_open(prompt, GREEDY, False)
-    run_all(engine)
-    return request
-
-
-def step(engine: FakeEngine, slot: OpenRequest | SlotState, pos: int, token: int) -> int:
-    engine.admit_step(slot.slot_id, slot.epoch, pos, token, None, False)
-    (done,) = run_all(engine)
-    assert isinstance(done, StepDone)
-    return done.token
-
-
-def refused(code: str, call: Callable[[], object]) -> RequestRejected:
-    with pytest.raises(RequestRejected) as refusal:
-        call()
-    assert refusal.value.code == code
-    return refusal.value
+    pass
 
 
 def test_a_fork_takes_one_page_however_long_the_context() -> None:
@@ -67,8 +33,8 @@ def test_source_and_fork_go_their_own_ways() -> None:
     fork = engine.fork(slot.slot_id, slot.epoch, 100, None)
     assert (fork.context_len, fork.token, fork.busy) == (100, engine.expected_token(prompt), False)
     for n in range(100):
-        assert step(engine, slot, 100 + n, 1) == engine.expected_token(prompt + [1] * (n + 1))
-        assert step(engine, fork, 100 + n, 2) == engine.expected_token(prompt + [2] * (n + 1))
+        assert step(engine, slot, 100 + n, 1).token == engine.expected_token(prompt + [1] * (n + 1))
+        assert step(engine, fork, 100 + n, 2).token == engine.expected_token(prompt + [2] * (n + 1))
     assert engine.stats()["forks"] == 1
 
 
@@ -80,7 +46,7 @@ def test_a_fork_outlives_its_source_whose_pages_go_to_others_at_once() -> None:
     engine.close(slot.slot_id, slot.epoch)
     open_slot(engine, [9] * 127)  # takes the free pages, the source's last one among them
     assert engine.slots.pool.num_free == 0
-    assert step(engine, fork, 130, 5) == engine.expected_token([*prompt, 5])
+    assert step(engine, fork, 130, 5).token == engine.expected_token([*prompt, 5])
     engine.close(fork.slot_id, fork.epoch)
     assert engine.stats()["kv_pages_used"] == 2
 
@@ -95,7 +61,7 @@ def test_forks_of_forks_that_are_closed_before_any_step_leave_nothing() -> None:
     third = engine.fork(second.slot_id, second.epoch, 70, None)  # copies into the page of the first
     engine.close(slot.slot_id, slot.epoch)
     engine.close(second.slot_id, second.epoch)
-    assert step(engine, third, 70, 3) == engine.expected_token([*prompt, 3])
+    assert step(engine, third, 70, 3).token == engine.expected_token([*prompt, 3])
     engine.close(third.slot_id, third.epoch)
     assert engine.stats()["kv_pages_used"] == engine.stats()["slots_used"] == 0
 
@@ -143,11 +109,11 @@ def test_who_writes_into_a_shared_page_gets_a_copy_first() -> None:
     fork = engine.fork(slot.slot_id, slot.epoch, 128, None)
     engine.truncate(fork.slot_id, fork.epoch, 128, 70)
     assert engine.slots.pool.num_used == 2
-    assert step(engine, fork, 70, 9) == engine.expected_token([*prompt[:70], 9])
+    assert step(engine, fork, 70, 9).token == engine.expected_token([*prompt[:70], 9])
     assert engine.slots.pool.num_used == 3
     refused("no_pages", lambda: step(engine, slot, 128, 4))
     engine.close(fork.slot_id, fork.epoch)
-    assert step(engine, slot, 128, 4) == engine.expected_token([*prompt, 4])
+    assert step(engine, slot, 128, 4).token == engine.expected_token([*prompt, 4])
 
 
 def test_a_write_into_a_shared_page_waits_for_a_page() -> None:
@@ -162,7 +128,7 @@ def test_a_write_into_a_shared_page_waits_for_a_page() -> None:
     refused("no_pages", lambda: engine.admit_stream(stream, None, None))
     engine.slots.check()
     engine.close(other.slot_id, other.epoch)
-    assert step(engine, fork, 70, 9) == engine.expected_token([*prompt[:70], 9])
+    assert step(engine, fork, 70, 9).token == engine.expected_token([*prompt[:70], 9])
 
 
 def test_the_last_owner_of_a_page_writes_into_it_without_a_copy() -> None:
@@ -172,13 +138,7 @@ def test_the_last_owner_of_a_page_writes_into_it_without_a_copy() -> None:
     fork = engine.fork(slot.slot_id, slot.epoch, 128, None)
     engine.truncate(fork.slot_id, fork.epoch, 128, 70)
     engine.close(slot.slot_id, slot.epoch)
-    assert step(engine, fork, 70, 9) == engine.expected_token([*prompt[:70], 9])
-
-
-@pytest.fixture
-def peer(endpoint: str) -> Iterator[Peer]:
-    with serving(endpoint), Peer(endpoint) as peer:
-        yield peer.hello()
+    assert step(engine, fork, 70, 9).token == engine.expected_token([*prompt[:70], 9])
 
 
 def test_a_fork_is_repeated_by_its_key_and_made_once(peer: Peer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,35 +10,12 @@ import pytest
 from fakes import FakeEngine, fake_logits
 from latentd import limits as daemon_limits
 from latentd.limits import make_limits
-from latentd_client import AsyncClient, Client, ProtocolError, RequestRejected, protocol
+from latentd_client import ProtocolError, RequestRejected, protocol
 from latentd_kernels import limits as kernel_limits
-from serving import Blocking, Peer, seat, serving
+from serving import Peer, seat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        yield peer.hello()
-
-
-@pytest.fixture(params=["client", "async"])
-def client(request: pytest.FixtureRequest, endpoint: str, engine: FakeEngine) -> Iterator[Any]:
-    with serving(endpoint, engine), asyncio.Runner() as runner:
-
-        async def start() -> AsyncClient:
-            return await AsyncClient(endpoint).connect()
-
-        made: Any = Client(endpoint) if request.param == "client" else None
-        with made or Blocking(runner.run(start()), runner) as client:
-            yield client
+    from collections.abc import Callable
 
 
 def allow(*tokens: int, vocab: int = 256) -> np.ndarray:

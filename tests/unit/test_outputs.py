@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,38 +9,15 @@ import pytest
 
 from fakes import FakeEngine, fake_logits
 from latentd.operations import SamplingParams
-from latentd_client import AsyncClient, Client, RequestRejected, Sampling, TokenLogprob, protocol
+from latentd_client import Client, RequestRejected, Sampling, TokenLogprob, protocol
 from latentd_client._exchange import Call
 from latentd_client._stream import StreamReader
-from serving import Blocking, Peer, seat, serving
+from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 PROMPT = list(range(1, 301))
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        yield peer.hello()
-
-
-@pytest.fixture(params=["client", "async"])
-def client(request: pytest.FixtureRequest, endpoint: str, engine: FakeEngine) -> Iterator[Any]:
-    with serving(endpoint, engine), asyncio.Runner() as runner:
-
-        async def start() -> AsyncClient:
-            return await AsyncClient(endpoint).connect()
-
-        made: Any = Client(endpoint) if request.param == "client" else None
-        with made or Blocking(runner.run(start()), runner) as client:
-            yield client
 
 
 def likeliest(tokens: list[int], count: int) -> tuple[TokenLogprob, ...]:

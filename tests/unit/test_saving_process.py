@@ -15,6 +15,7 @@ from gates import wait_until
 from latentd.commands.child import Child
 from latentd.snapshot_files import MANIFEST, PAGES
 from latentd_client import Client, Control, Sampling
+from processes import latentd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,15 +43,6 @@ def start(folder: Path, tiny_dir: Path, *flags: str) -> Child:
     child = Child(folder, (*model, *sizes, *flags))
     child.wait_ready(START_S, lambda status: None)
     return child
-
-
-def latentd(*args: str) -> subprocess.CompletedProcess[str]:
-    environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, "-m", "latentd", *args],
-        env=environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
 
 
 def bits(step: Step) -> bytes:

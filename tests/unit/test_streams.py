@@ -15,7 +15,7 @@ from latentd_client import ConnectionLost, ProtocolError, RequestRejected
 from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Connect = Callable[..., Any]
 
@@ -28,17 +28,6 @@ def tokens_of_steps(engine: FakeEngine, count: int, first: int | None = None) ->
     for _ in range(count):
         tokens.append(engine.expected_token(tokens))
     return tokens[len(PROMPT) + 1 :]
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        yield peer.hello()
 
 
 def read(peer: Peer) -> tuple[list[int], dict[str, Any]]:

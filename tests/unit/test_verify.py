@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from fakes import FakeEngine, fake_logits
 from gates import Gate
 from latentd_client import (
-    AsyncClient,
     Client,
     DeadlineExceeded,
     NgramDrafter,
@@ -19,33 +17,10 @@ from latentd_client import (
     RequestRejected,
     Sampling,
 )
-from serving import Blocking, Peer, seat, serving
+from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def peer(endpoint: str, engine: FakeEngine) -> Iterator[Peer]:
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        yield peer.hello()
-
-
-@pytest.fixture(params=["client", "async"])
-def client(request: pytest.FixtureRequest, endpoint: str, engine: FakeEngine) -> Iterator[Any]:
-    with serving(endpoint, engine), asyncio.Runner() as runner:
-
-        async def start() -> AsyncClient:
-            return await AsyncClient(endpoint).connect()
-
-        made: Any = Client(endpoint) if request.param == "client" else None
-        with made or Blocking(runner.run(start()), runner) as client:
-            yield client
+    from collections.abc import Sequence
 
 
 def follow(engine: FakeEngine, prompt: Sequence[int], count: int) -> list[int]:
