@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.config import Config
-from latentd_client import Sampling, fields
+from latentd_client import Control, Sampling, fields, protocol
 
 if TYPE_CHECKING:
     from latentd.commands.parsing import Parser
@@ -28,6 +28,21 @@ def add_connection(parser: Parser) -> None:
         "--timeout-s", type=positive_float, default=60.0, metavar="SECONDS",
         help="how long to wait for a reply (default %(default)s)",
     )  # fmt: skip
+
+
+def add_control(parser: Parser) -> None:
+    """Add --control-endpoint, beside the flags of `add_connection`."""
+    add_connection(parser)
+    parser.add_argument(
+        "--control-endpoint", default=os.environ.get("LATENTD_CONTROL_ENDPOINT"),
+        metavar="ENDPOINT", help="control socket; default: the one beside --endpoint",
+    )  # fmt: skip
+
+
+def connect_control(args: argparse.Namespace) -> Control:
+    """The control socket that the flags name."""
+    endpoint = args.control_endpoint or protocol.control_endpoint(args.endpoint)
+    return Control(endpoint, timeout_s=args.timeout_s)
 
 
 def add_sampling(parser: Parser, temperature: float = 0.0) -> None:

@@ -8,10 +8,9 @@ import select
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentd.commands.connecting import add_connection, positive_float
+from latentd.commands.connecting import add_control, connect_control, positive_float
 from latentd.commands.parsing import EXIT_FAILED, Parser, add_command
 from latentd.snapshot_files import MANIFEST
-from latentd_client import Control, protocol
 
 if TYPE_CHECKING:
     import argparse
@@ -28,18 +27,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--drain-s", type=positive_float, metavar="SECONDS",
         help="time that running work gets (default: the daemon's own drain_s)",
     )  # fmt: skip
-    add_connection(parser)
-    parser.add_argument(
-        "--control-endpoint", default=os.environ.get("LATENTD_CONTROL_ENDPOINT"),
-        metavar="ENDPOINT", help="control socket; default: the one beside --endpoint",
-    )  # fmt: skip
+    add_control(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask, wait, and look for the snapshot."""
-    endpoint = args.control_endpoint or protocol.control_endpoint(args.endpoint)
     target = None if args.save is None else args.save.absolute()
-    with Control(endpoint, timeout_s=args.timeout_s) as control:
+    with connect_control(args) as control:
         daemon = os.pidfd_open(control.health()["pid"])  # only who is on its machine may drain it
         before = None if target is None else _identify(target)
         control.drain(args.drain_s, target or "")

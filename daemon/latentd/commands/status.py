@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
-from latentd.commands.connecting import add_connection
+from latentd.commands.connecting import add_control, connect_control
 from latentd.commands.parsing import Parser, add_command
-from latentd_client import Control, protocol
 
 if TYPE_CHECKING:
     import argparse
@@ -21,17 +19,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(subparsers, "status", "show a running daemon's health and counters", run)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-    add_connection(parser)
-    parser.add_argument(
-        "--control-endpoint", default=os.environ.get("LATENTD_CONTROL_ENDPOINT"),
-        metavar="ENDPOINT", help="control socket; default: the one beside --endpoint",
-    )  # fmt: skip
+    add_control(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask once and print."""
-    endpoint = args.control_endpoint or protocol.control_endpoint(args.endpoint)
-    with Control(endpoint, timeout_s=args.timeout_s) as control:
+    with connect_control(args) as control:
         health, stats = control.health(), control.stats()
     if args.json:
         print(json.dumps({"health": health, "stats": stats}, indent=2))
