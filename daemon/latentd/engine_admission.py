@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,8 +59,7 @@ class Admission:
                 f"(max_ctx {self.slots.max_ctx})",
                 max_ctx=self.slots.max_ctx,
             )
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(64))
+        sampling = sampling.seeded()
         slot = self.slots.take(sampling)
         request = OpenRequest(
             slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits, extras=extras

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latentd_client.errors import RequestRejected
@@ -38,9 +36,7 @@ class Branches:
         params = source.sampling
         if sampling is not None:
             sampling.validate()
-            params = sampling
-            if params.seed is None:
-                params = replace(params, seed=secrets.randbits(64))
+            params = sampling.seeded()
         assert params is not None
         if pos % PAGE_SIZE:
             self.admission.check_room("a fork", 1)

@@ -6,13 +6,12 @@ is no slot before its commit. Nothing is launched for it; its bytes go to the de
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from latentd.token_checks import prompt_ids
+from latentd.token_checks import bad_token, prompt_ids
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM, num_pages
 
@@ -114,8 +113,7 @@ class Transfers:
         self.relieve()
         ids = prompt_ids(tokens, self.vocab_size, "sequence")
         if token is not None and not 0 <= token < self.vocab_size:
-            text = f"token is {token}, must be 0 to {self.vocab_size - 1}"
-            raise RequestRejected("invalid", text)
+            raise bad_token("token", token, self.vocab_size)
         sampling.validate()
         max_ctx = self.slots.max_ctx
         if len(ids) > max_ctx:
@@ -123,8 +121,7 @@ class Transfers:
                 "context_full", f"the sequence has {len(ids)} tokens; max_ctx is {max_ctx}",
                 max_ctx=max_ctx,
             )  # fmt: skip
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(64))
+        sampling = sampling.seeded()
         count = num_pages(len(ids))
         self.admission.check_room("the sequence", count)
         slot = self.slots.take(sampling)

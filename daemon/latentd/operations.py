@@ -5,7 +5,8 @@ engine_protocol.py has the calls.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from latentd.extras import NO_EXTRAS
@@ -35,6 +36,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+
+    def seeded(self) -> SamplingParams:
+        """The same with a seed: drawn here, where there is none."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
     def validate(self) -> None:
         """Raise RequestRejected("invalid") naming the first field out of range."""

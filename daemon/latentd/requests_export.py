@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentd.replies import Ticket
 from latentd.requests_admit import check_idle
-from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -36,21 +36,18 @@ def export(
     pages = transfers.read(slot, first, count)
     work.took_piece = count > 0
     assert slot.sampling is not None
+    tensors: dict[str, Tensor] = {"pages": pages, "checksums": page_checksums(pages)}
+    if header.get("tokens"):
+        tensors["tokens"] = np.array(slot.tokens[: slot.length], np.int32)
     results: Header = {
+        "status": "ok",
         "context_len": slot.length,
         "token": slot.token,
         "sampling": asdict(slot.sampling),
         "geometry": asdict(transfers.geometry),
         "fingerprint": info.fingerprint,
-        "pages": {"raw": 0},
-        "checksums": {"raw": 1},
     }
-    frames: list[Tensor] = [pages, page_checksums(pages)]
-    if header.get("tokens"):
-        results["tokens"] = {"raw": 2}
-        frames.append(np.array(slot.tokens[: slot.length], np.int32))
-    reply = {"v": protocol.VERSION, "id": request_id, "status": "ok", **results}
-    work.outbox.send(peer, reply, frames)
+    Ticket(work.outbox, peer, request_id).put(0, results, tensors)
     return None
 
 
