@@ -72,9 +72,10 @@ class Scheduler:
         """Rows of all queued steps and runnable streams, and of verifications; None without any.
         Streams that got no page are left out, and put into `starved` when nothing in flight can
         give them one."""
-        drafts = self._take_verifies() if self.verifies else []
-        room = self.verifies.max_rows - sum(draft.rows for draft in drafts)
-        steps, self.steps = self.steps[:room], self.steps[room:]
+        drafts, room = self._take_verifies()
+        steps, self.steps = self.steps, []
+        if len(steps) > room:
+            steps, self.steps = steps[:room], steps[room:]
         tasks: list[StepTask | StreamTask | VerifyTask] = [*steps]
         token_ids = [step.token for step in steps]
         logit_rows = [row for row, step in enumerate(steps) if step.want_logits]
@@ -116,8 +117,13 @@ class Scheduler:
             None, self.slots.take_limits(),
         )  # fmt: skip
 
-    def _take_verifies(self) -> list[VerifyTask]:
-        return self.verifies.take(len(self.steps) + sum(map(self.is_runnable, self.streams)))
+    def _take_verifies(self) -> tuple[list[VerifyTask], int]:
+        """The verifications of the next step, and how many rows are left beside them."""
+        if not self.verifies:
+            return [], self.verifies.max_rows
+        others = len(self.steps) + sum(map(self.is_runnable, self.streams))
+        drafts = self.verifies.take(others)
+        return drafts, self.verifies.max_rows - sum(draft.rows for draft in drafts)
 
     def _claim(self, task: StreamTask | OpenTask, length: int) -> bool:
         """Own pages for `length` tokens, or say no."""
