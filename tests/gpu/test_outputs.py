@@ -11,6 +11,7 @@ import scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from latentd.engine import Engine
 
@@ -42,3 +43,17 @@ def test_limits_hold_for_their_step_alone(start: Start) -> None:
 
 def test_limits_hold_for_a_whole_stream(start: Start) -> None:
     promises.limits_hold_for_a_whole_stream(start(device="cuda"), 40)
+
+
+def test_a_prompt_of_32_thousand_tokens_has_the_same_scores_in_any_chunks(
+    write_config: Callable[..., Path], start: Start
+) -> None:
+    path, found = write_config(max_position_embeddings=65_536), set()
+    for chunk, slots in ((512, 64), (300, 16)):
+        engine = start(
+            device="cuda", model_dir=path, prefill_chunk=chunk, max_slots=slots, max_ctx=33_000,
+            kv_pages=516,
+        )  # fmt: skip
+        scores = promises.score_prompt(engine, scenarios.draw_tokens(32_768, 4), 1)
+        found.add(b"".join(tensor.tobytes() for tensor in scores.tensors().values()))
+    assert len(found) == 1

@@ -11,6 +11,7 @@ import verify_promises as promises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from latentd.engine import Engine
     from latentd.operations import SamplingParams
@@ -27,3 +28,11 @@ def test_drafts_change_no_token(start: Start, sampling: SamplingParams) -> None:
 
 def test_rows_of_many_slots_share_a_step(start: Start) -> None:
     promises.rows_of_many_slots_share_a_step(start(device="cuda", max_slots=6), 6)
+
+
+def test_drafts_change_no_token_behind_32_thousand(
+    write_config: Callable[..., Path], start: Start
+) -> None:
+    path = write_config(max_position_embeddings=65_536)
+    engine = start(device="cuda", model_dir=path, max_slots=8, max_ctx=33_000)
+    promises.drafts_change_no_token(engine, promises.HOT, 40, prompt_len=32_700)
