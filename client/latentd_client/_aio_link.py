@@ -112,7 +112,7 @@ class AsyncLink:
         return pending.take()
 
     def _send(self, frames: list[bytes | memoryview]) -> bool:
-        if self.socket.closed:
+        if self.socket.closed or (self._watch is not None and self._watch.is_down):
             return False
         try:
             self.socket.send_multipart(frames, NOBLOCK)

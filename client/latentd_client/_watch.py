@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
+EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+"""What tells that the connection broke, and that there is another one."""
 
 
 class Watch:
-    """`losses` counts how often the connection of a socket of libzmq broke."""
+    """`losses` counts how often the connection of a socket of libzmq broke; `is_down` until it is
+    made again: what is sent before may be taken and go nowhere."""
 
     def __init__(
         self, data: zmq.Socket[bytes] | None, control: str, session: str, lease_s: float,
@@ -36,21 +39,18 @@ class Watch:
         break). On the watching thread `renew` is called when the control socket does not answer: it
         sends a renewal on the data connection; and `on_change` when that connection broke."""
         self.losses = 0
+        self.is_down = False
         self._data = data
         self._control = control
         self._session = session
         self._every_s = lease_s / 3
         self._renew_on_data = renew
         self._on_change = on_change
-        self._monitor = data.get_monitor_socket(zmq.EVENT_DISCONNECTED) if data else None
+        self._monitor = data.get_monitor_socket(EVENTS) if data else None
         self._at_end: Callable[[], object] | None = None  # set by leave
         self._waker, self._wakee = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
         self._thread.start()
-
-    def get_losses(self) -> int:
-        """`losses`, as a function."""
-        return self.losses
 
     def _run(self) -> None:
         self._watch()
@@ -70,14 +70,15 @@ class Watch:
             if self._wakee.fileno() in ready:
                 return
             if self._monitor is not None and self._monitor in ready:
-                event = parse_monitor_message(self._monitor.recv_multipart())
-                if event["event"] == zmq.EVENT_DISCONNECTED:
-                    self._changed()
+                self._changed(parse_monitor_message(self._monitor.recv_multipart())["event"])
             if time.monotonic() >= renew_at:
                 self._renew()
                 renew_at = time.monotonic() + self._every_s
 
-    def _changed(self) -> None:
+    def _changed(self, event: int) -> None:
+        self.is_down = event == zmq.EVENT_DISCONNECTED
+        if not self.is_down:
+            return
         self.losses += 1
         if self._on_change is not None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended

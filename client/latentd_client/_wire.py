@@ -12,7 +12,9 @@ from latentd_client._zmtp import ZmtpWire
 from latentd_client.errors import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    from latentd_client._watch import Watch
 
 RCVMORE, SNDMORE, NOBLOCK = int(zmq.RCVMORE), int(zmq.SNDMORE), int(zmq.NOBLOCK)
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -94,7 +96,7 @@ class ZmqWire:
     def __init__(self, endpoint: str) -> None:
         """Connect. Raises ConnectionLost."""
         self._context = zmq.Context()
-        self._losses: Callable[[], int] = lambda: 0
+        self._watch: Watch | None = None
         self.monitored = make_socket(self._context)
         self._send = super(zmq.Socket, self.monitored).send  # without the wrapper's microsecond
         try:
@@ -103,12 +105,14 @@ class ZmqWire:
             self.close()
             raise
 
-    def watch(self, losses: Callable[[], int]) -> None:
-        """Count losses by this function."""
-        self._losses = losses
+    def watch(self, watch: Watch) -> None:
+        """From now on this one sees whether the connection breaks."""
+        self._watch = watch
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """See Wire.send."""
+        if self._watch is not None and self._watch.is_down:
+            return False
         try:
             for part in frames[:-1]:  # only the first can fail: a message is taken whole
                 self._send(part, SNDMORE | NOBLOCK)
@@ -134,11 +138,11 @@ class ZmqWire:
     @property
     def known_losses(self) -> int:
         """See Wire.known_losses."""
-        return self._losses()
+        return self._watch.losses if self._watch is not None else 0
 
     def losses(self) -> int:
         """See Wire.losses."""
-        return self._losses()
+        return self.known_losses
 
     def reconnect(self, timeout_s: float) -> None:
         """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens."""

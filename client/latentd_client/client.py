@@ -90,7 +90,7 @@ class Client:
         link.exchange.max_frame_bytes = self.info.max_frame_bytes
         link.exchange.max_frames = self.info.max_frames
         if isinstance(link.wire, ZmqWire):
-            link.wire.watch(self._watch.get_losses)
+            link.wire.watch(self._watch)
 
     def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
