@@ -333,7 +333,7 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(endpoint: str)
 
 
 def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint: str) -> None:
-    engine = FakeEngine()
+    engine = GatedEngine()
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
@@ -344,9 +344,11 @@ def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint:
                 receive(frames)
                 task.cancel()
 
+            engine.gate.clear()
             task = asyncio.create_task(client.open([1, 2, 3]))
             await asyncio.sleep(0)  # its request is on the way
             client._link.exchange.receive = receive_and_cancel  # type: ignore[method-assign]
+            engine.gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert engine.slots.num_used == 1
