@@ -10,7 +10,14 @@ from unittest.mock import patch
 import torch
 
 import scenarios
-from latentd.operations import OpenDone, SamplingParams, StepDone, StreamRequest, StreamTokens
+from latentd.operations import (
+    AttendDone,
+    OpenDone,
+    SamplingParams,
+    StepDone,
+    StreamRequest,
+    StreamTokens,
+)
 from latentd.selftest_probe import slab_of
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
 
@@ -107,6 +114,7 @@ def _stream_beside(engine: Engine, slot: Tracked, steps: int, beside: Sequence[T
                     scenarios.run_all(engine)
                     return found
             elif isinstance(event, StepDone) or getattr(event, "end", None) is not None:
+                assert not isinstance(event, AttendDone)
                 mate = running.pop(event.request)
                 mate.length = event.context_len  # type: ignore[union-attr]
                 if mate.length < engine.info.max_ctx - 30:

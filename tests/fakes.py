@@ -6,6 +6,7 @@ table and the staged rows, so that a wrong page or a lost update shows as a wron
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from dataclasses import replace
 from hashlib import blake2b
@@ -61,6 +62,19 @@ def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
     logits = np.linspace(-1.0, 0.0, vocab_size, dtype=np.float32)
     logits[next_token(tokens, vocab_size)] = 1.0
     return logits
+
+
+def latent_id(latent: np.ndarray) -> int:
+    """What the fake keeps of a row's latent."""
+    return zlib.crc32(np.ascontiguousarray(latent).tobytes())
+
+
+def fake_attention(
+    q: np.ndarray, held: Sequence[int] | np.ndarray, layer: int, info: ModelInfo
+) -> np.ndarray:
+    """The attention of q over rows whose latents have these ids, [heads, v]."""
+    data = np.ascontiguousarray(q).tobytes() + np.asarray(held, np.int64).tobytes() + bytes([layer])
+    return np.full((info.heads, info.v_dim), zlib.crc32(data) % 0x4000, np.uint16)
 
 
 class FakeBackend:
@@ -141,6 +155,11 @@ class FakeBackend:
         self._limits |= plan.limits
         outputs = StepOutputs([], [], {}, self._clock_ns, self._clock_ns + 10_000)
         self._clock_ns += 11_000
+        if plan.attends:
+            outputs.attended = self._attend(plan)
+            for pages, data in self._writes.popleft():
+                self._write(pages, data)
+            return outputs
         slots = [plan.slot_idx] * plan.rows if isinstance(plan.slot_idx, int) else plan.slot_idx
         self._memory[np.asarray(plan.kv_row)] = [
             self._last[slot] if token < 0 else token
@@ -163,6 +182,24 @@ class FakeBackend:
         for pages, data in self._writes.popleft():
             self._write(pages, data)
         return outputs
+
+    def _attend(self, plan: StepPlan) -> np.ndarray:
+        """`fake_attention` of each row, over what its layer's rows hold."""
+        info, outputs = self.info, []
+        requests = [task.request for task in plan.attends]
+        q = np.concatenate([request.q for request in requests])
+        ids = [latent_id(latent) for request in requests for latent in request.latent]
+        for place, held in zip(plan.kv_row, ids, strict=True):
+            if place >= 0:
+                self._memory[place] = held
+        assert not isinstance(plan.slot_idx, int)
+        for row, slot in enumerate(plan.slot_idx):
+            layer, pos = int(plan.token_ids[row]), np.arange(plan.context_len[row])
+            pages = self._table[slot, pos // PAGE_SIZE].astype(np.int64)
+            assert (pages >= 0).all(), f"slot {slot} has a hole"
+            held = self._memory[pages * self._page_rows + layer * PAGE_SIZE + pos % PAGE_SIZE]
+            outputs.append(fake_attention(q[row], held, layer, info).reshape(-1))
+        return np.stack(outputs)
 
     def _prepare(self, plan: StepPlan) -> None:
         memory = self._memory.reshape(-1, self._page_rows)

@@ -16,6 +16,7 @@ import torch
 import attention_case
 from latentd_kernels import attention_workspace, head_tiles, work_plan
 from latentd_kernels import hopper_linear as hopper_linear_launches
+from latentd_kernels.attend_rows import AttendRing
 from latentd_kernels.cuda_ops import CudaOps
 from latentd_kernels.geometry import PAGE_SIZE, ROW_DIM
 from latentd_kernels.launcher import HOPPER
@@ -238,6 +239,21 @@ def stage(heads: int, chunk: bool = False) -> Callable[[Card], None]:
     return run
 
 
+def attend_rows(card: Card) -> None:
+    """take_rows, store_rows and give_rows, of three layers."""
+    ops, rows, layers = card.ops(), 2, 3
+    shape = ops.inputs.block_table.shape
+    ops.inputs.token_ids.fill_(1)
+    ops.inputs.context_len.fill_(2 * PAGE_SIZE)
+    ops.inputs.kv_row[:rows] = torch.arange(rows, device=card.device)
+    ring = AttendRing.allocate(
+        2, rows, 2, 128, 128, (shape[0], shape[1]), card.device, torch.bfloat16
+    )
+    ops.take_rows(ring, layers, rows)
+    ops.store_rows(ring, torch.ones(9, 1, PAGE_SIZE, ROW_DIM, device=card.device).bfloat16(), rows)
+    ops.give_rows(ring, rows)
+
+
 def elementwise(card: Card) -> None:
     """embed and norm, of both kinds of rows and with parts to add."""
     ops, rows, dim = card.ops(), 2, 2112
@@ -320,5 +336,6 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "stage 16 heads": stage(16),
     "stage 128 heads": stage(128),
     "stage a chunk": stage(16, chunk=True),
+    "attend rows": attend_rows,
     "embed and norm": elementwise,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.operations import (
+    AttendDone,
     Failed,
     OpenDone,
     OpenRequest,
@@ -151,6 +152,7 @@ class Clients:
             if isinstance(event.request, OpenRequest):
                 self.live.remove(record)
             return
+        assert not isinstance(event, AttendDone)
         is_one = isinstance(event, OpenDone | StepDone)
         tokens = [event.token] if isinstance(event, OpenDone | StepDone) else event.tokens
         for token in tokens:

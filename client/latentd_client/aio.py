@@ -9,10 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentd_client._aio_link import AsyncLink, forget
 from latentd_client._asked import asked
+from latentd_client._attending import attend
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call
 from latentd_client._given import data_endpoint
@@ -106,6 +107,14 @@ class AsyncClient:
         """See `Client.step`."""
         extras = asked(None, logits, logprobs)
         return await self._run(self._calls.step_rows(rows, extras, masks, timeout_s))
+
+    async def attend(
+        self, layer: int, rows: Iterable[tuple[AsyncSlot, int]], q: T, latent: Any, *,
+        timeout_s: float | None = None,
+    ) -> T:  # fmt: skip
+        """See `Client.attend`."""
+        script: Script[T] = attend(self._calls, layer, rows, q, latent, timeout_s)
+        return await self._run(script)
 
     async def adopt(
         self, pages: Pages, *, sampling: Sampling | None = None, salt: str = "",

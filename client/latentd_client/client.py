@@ -7,9 +7,10 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latentd_client._asked import asked
+from latentd_client._attending import attend
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call, Pending
 from latentd_client._given import MAX_TIMEOUT_S, data_endpoint, seconds
@@ -128,6 +129,24 @@ class Client:
         """
         extras = asked(None, logits, logprobs)
         return self._run(self._calls.step_rows(rows, extras, masks, timeout_s), timeout_s)
+
+    def attend(
+        self, layer: int, rows: Iterable[tuple[Slot, int]], q: T, latent: Any, *,
+        timeout_s: float | None = None,
+    ) -> T:  # fmt: skip
+        """Attention of one layer, for an engine that runs the rest of the model: store the latents,
+        absorb, attend, expand. `rows` are pairs of a slot and the position that the row writes,
+        which is the slot's length; several rows of one slot stand together and count up. q is
+        [rows, heads, nope + 64] and latent [rows, 576], in bfloat16, normed and rotated; each row
+        attends to pos + 1 tokens. Returns o [rows, heads, v].
+
+        Both are torch tensors or numpy arrays (of ml_dtypes.bfloat16, or the bits as uint16), and
+        so is what comes back. Call it for the layers in order: with the last one the slots' lengths
+        grow. Repeating a call is harmless. Raises RequestRejected: invalid, position_conflict,
+        busy, context_full, no_pages, too_large; all rows run, or none.
+        """
+        script: Script[T] = attend(self._calls, layer, rows, q, latent, timeout_s)
+        return self._run(script, timeout_s)
 
     def adopt(
         self, pages: Pages, *, sampling: Sampling | None = None, salt: str = "",

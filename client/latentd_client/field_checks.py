@@ -64,6 +64,13 @@ def _check_list(field: Field, value: object, where: str) -> None:
             if type(item) is not dict:
                 raise _invalid(where, field, f"[{index}] is not a map")
             check(field.inner, item, f"{where}: {field.name}[{index}]")
+    elif field.kind == "seats":
+        for index, item in enumerate(value):
+            if not (
+                type(item) is list and len(item) == 3
+                and all(type(n) is int and 0 <= n <= MAX_INT for n in item)
+            ):  # fmt: skip
+                raise _invalid(where, field, f"[{index}] is not [slot, epoch, pos]")
     elif field.kind == "id lists":
         for index, item in enumerate(value):
             if type(item) is not list or not 1 <= len(item) <= MAX_SEQUENCE:

@@ -23,9 +23,9 @@ MAX_SEQUENCE: Final = 64
 class Field:
     """One field: its type and bounds (of the value, or of the length of text and lists).
 
-    `kind`: int, float, bool, str, ints (list of ints), id lists (list of lists of 1 to 64 ints),
-    map or list (their own `inner` table), tensor (a map that names a raw frame, or a row of one),
-    or prompt (list of ints or a tensor).
+    `kind`: int, float, bool, str, ints (list of ints), seats (list of [slot, epoch, pos]), id lists
+    (list of lists of 1 to 64 ints), map or list (their own `inner` table), tensor (a map that names
+    a raw frame, or a row of one), or prompt (list of ints or a tensor).
     """
 
     name: str
@@ -128,6 +128,14 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         *_LIMITS,
         _DEADLINE,
     ),
+    "attend": (
+        _SESSION,
+        Field("layer", "int", 0, (1 << 31) - 1),
+        Field("rows", "seats", 1, 128),
+        Field("q", "tensor"),
+        Field("latent", "tensor"),
+        _DEADLINE,
+    ),
     "credit": (_SESSION, Field("stream", "int", 0, _ID), Field("n", "int", 1)),
     "truncate": (_SESSION, *_SEAT, _POS, Field("to", "int")),
     "fork": (_SESSION, Field("key", "str", 1, 64), *_SEAT, _POS, _SAMPLING),
@@ -179,9 +187,10 @@ CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
 
 FEATURES: Final = (
     "fork", "prefix_cache", "stop_sequences", "stream_token", "resume_stream", "logprobs",
-    "prompt_logprobs", "bias", "mask", "verify", "export", "adopt",
-    "save",
+    "prompt_logprobs", "bias", "mask", "verify", "export", "adopt", "save", "attend",
 )  # fmt: skip
 """What a daemon of this version serves beyond what the first one did; hello tells it."""
-RESERVED_OPS: Final = frozenset({"attend", "reload"})
+ATTEND_FEATURES: Final = ("fork", "attend")
+"""The same of a daemon that serves attention only."""
+RESERVED_OPS: Final = frozenset({"reload"})
 """Named by the design for later versions of the daemon; refused as `unsupported`."""

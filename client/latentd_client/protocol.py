@@ -39,11 +39,14 @@ RAW_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "float32": np.dtype("<f4"),
     "uint8": np.dtype("u1"),
     "uint32": np.dtype("<u4"),
+    "bfloat16": np.dtype("<u2"),  # numpy has none: its bits
 }
 """What a raw frame may hold, little-endian."""
 
 Header: TypeAlias = dict[str, Any]
-Tensor: TypeAlias = "NDArray[np.int32] | NDArray[np.float32] | NDArray[np.uint8 | np.uint32]"
+Tensor: TypeAlias = (
+    "NDArray[np.int32] | NDArray[np.float32] | NDArray[np.uint8 | np.uint16 | np.uint32]"
+)
 
 
 def encode(header: Mapping[str, Any], raw: Sequence[Tensor] = ()) -> list[bytes | memoryview]:
@@ -53,7 +56,7 @@ def encode(header: Mapping[str, Any], raw: Sequence[Tensor] = ()) -> list[bytes 
     Raises ProtocolError for a value that msgpack cannot hold and for another dtype.
     """
     if raw:
-        header = {**header, "raw": [{"dtype": a.dtype.name, "shape": a.shape} for a in raw]}
+        header = {**header, "raw": [{"dtype": _name(a.dtype), "shape": a.shape} for a in raw]}
     try:
         frames: list[bytes | memoryview] = [_packers.pack(header)]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -63,6 +66,11 @@ def encode(header: Mapping[str, Any], raw: Sequence[Tensor] = ()) -> list[bytes 
             raise ProtocolError(f"raw dtype {array.dtype}: the wire has {', '.join(RAW_DTYPES)}")
         frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return frames
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """What the wire calls a dtype."""
+    return "bfloat16" if dtype == np.uint16 else dtype.name
 
 
 def _plain(value: object) -> object:

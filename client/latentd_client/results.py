@@ -114,6 +114,7 @@ class DaemonInfo:
     max_frames: int
     credits: int
     features: tuple[str, ...] = ()
+    attend_only: bool = False
 
     @classmethod
     def from_reply(cls, reply: Header) -> DaemonInfo:
@@ -146,6 +147,7 @@ class DaemonInfo:
                 max_frames=limits["max_frames"],
                 credits=limits["credits"],
                 features=tuple(reply.get("features", ())),
+                attend_only=bool(reply.get("attend_only")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"the daemon's hello lacks a field: {error!r}") from None

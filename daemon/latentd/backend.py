@@ -48,7 +48,8 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
         if options.weights == "random":
             config = ModelConfig.from_dir(options.model_dir)
         else:
-            config = inspect(options.model_dir, memory.act_dtype(options)).config
+            dtype = memory.act_dtype(options)
+            config = inspect(options.model_dir, dtype, None, options.attend_only).config
         memory.check_limits(config, options.for_device("cuda"))  # the same for every device
     device, startup.why = choose_device(options)
     options = options.for_device(device.type)
@@ -107,9 +108,10 @@ class _Start:
             if options.kv_pages == "auto":
                 plan = self._measured_plan(self.library, model, plan)
             backend = self._cuda_backend(self.library, model, plan)
-            startup.graph_nodes = backend.graphs.num_nodes
-            startup.graph_bytes = backend.graphs.num_bytes
-            startup.capture_s = backend.graphs.capture_s
+            graphs, attend = backend.graphs, backend.attend_graphs
+            startup.graph_nodes = graphs.num_nodes or attend.num_nodes
+            startup.graph_bytes = graphs.num_bytes + attend.num_bytes
+            startup.capture_s = graphs.capture_s + attend.capture_s
         self._note(plan)
         slots = SlotTable(options.max_slots, options.max_ctx, PagePool(plan.kv_pages))
         return Engine(
@@ -124,7 +126,9 @@ class _Start:
     def _weights(self) -> Weights:
         options, dtype = self.options, memory.act_dtype(self.options)
         if options.weights == "random":
-            return random_weights(self.config, self.device, dtype, options.seed)
+            return random_weights(
+                self.config, self.device, dtype, options.seed, options.attend_only
+            )
         last_s = time.monotonic()
 
         def progress(done: int, total: int) -> None:
@@ -136,14 +140,18 @@ class _Start:
                     f"weights: {done / 2**30:.2f} of {total / 2**30:.2f} GiB ({done / total:.0%})"
                 )
 
-        return load(options.model_dir, self.config, self.device, dtype, progress)
+        return load(
+            options.model_dir, self.config, self.device, dtype, progress, options.attend_only
+        )
 
     def _cpu_runner(self, model: Model, plan: MemoryPlan) -> StepRunner:
         from latentd_kernels.reference.ops import ReferenceOps
 
         buffers = StepBuffers.allocate(self.config, self.options, self.device, plan.kv_pages)
         ops = ReferenceOps(buffers.inputs, buffers.ring, self.options.numerics)
-        return StepRunner(model, ops, buffers)
+        return StepRunner(
+            model, ops, buffers, lambda inputs: ReferenceOps(inputs, buffers.ring, ops.numerics)
+        )
 
     def _cuda_backend(self, library: Library, model: Model, plan: MemoryPlan) -> CudaBackend:
         """Buffers, operations and graphs on the GPU, warmed up."""
@@ -159,13 +167,16 @@ class _Start:
             torch.cuda.synchronize()
         stream = driver.create_stream()
         ops = CudaOps(library, buffers.inputs, buffers.ring, options.numerics, stream)
-        runner = StepRunner(model, ops, buffers)
+        runner = StepRunner(
+            model, ops, buffers,
+            lambda inputs: CudaOps(library, inputs, buffers.ring, options.numerics, stream),
+        )  # fmt: skip
         backend = CudaBackend(runner, stream, lambda: library.num_launches, options.eager)
         with startup.phase("warm-up"):
-            backend.warm(options.buckets)
+            backend.warm(options.buckets, options.attend_only)
         if not options.eager:
             with startup.phase("capture"):
-                backend.capture(options.buckets)
+                backend.capture(options.buckets, options.attend_only)
         return backend
 
     def _measured_plan(self, library: Library, model: Model, guess: MemoryPlan) -> MemoryPlan:
@@ -173,7 +184,7 @@ class _Start:
         graph_bytes = 0
         if not self.options.eager:
             backend = self._cuda_backend(library, model, replace(guess, kv_pages=1))
-            graph_bytes = backend.graphs.num_bytes
+            graph_bytes = backend.graphs.num_bytes + backend.attend_graphs.num_bytes
             backend.close()
             del backend
             torch.cuda.empty_cache()
@@ -205,6 +216,7 @@ class _Start:
         identity = (
             repr(config), weights.content_hash, options.dtype, options.numerics,
             ARITHMETIC_VERSION, self.device.type, arch,
+            *(["attend"] if options.attend_only else []),
         )  # fmt: skip
         return ModelInfo(
             name=options.name or options.model_dir.resolve().name,
@@ -222,4 +234,5 @@ class _Start:
             numerics=options.numerics,
             dtype=options.dtype,
             device=self.startup.device,
+            attend_only=options.attend_only,
         )

@@ -42,7 +42,7 @@ class CudaBackend:
     ) -> None:
         self.runner = runner
         self.stream = stream
-        self.graphs = Graphs(stream)
+        self.graphs, self.attend_graphs = Graphs(stream), Graphs(stream)
         self.eager = eager
         self.on_long_wait: Callable[[], None] = lambda: None
         self._num_launches = num_launches
@@ -50,18 +50,25 @@ class CudaBackend:
         self._pending: deque[StepPlan] = deque()
         self._copies = PageCopies(runner.buffers.slab, stream)
 
-    def warm(self, buckets: Sequence[int]) -> None:
-        """Run a step of padding rows in every bucket, eagerly: whatever is set up on first use is
+    def warm(self, buckets: Sequence[int], attend_only: bool = False) -> None:
+        """Run steps of padding rows in every bucket, eagerly: whatever is set up on first use is
         set up before a capture."""
-        eager, self.eager = self.eager, True
         for bucket in buckets:
-            self.launch(StepPlan(0, [], [], [], [], [], []), bucket)
-            self.wait()
-        self.eager = eager
+            runs = (self.runner.attend, self.runner.decode)[: 1 if attend_only else 2]
+            for run in runs:
+                self.runner.stage(StepPlan(0, [], [], [], [], [], []), bucket)
+                self._pending.append(StepPlan(0, [], [], [], [], [], []))
+                try:
+                    run(bucket)
+                except driver.DriverError as error:
+                    raise DeviceFault(str(error)) from error
+                self.wait()
 
-    def capture(self, buckets: Sequence[int]) -> None:
-        """Capture the decode step of every bucket."""
-        self.graphs.capture(buckets, self.runner.decode, self._num_launches)
+    def capture(self, buckets: Sequence[int], attend_only: bool = False) -> None:
+        """Capture the decode step of every bucket, and the one of attention."""
+        self.attend_graphs.capture(buckets, self.runner.attend, self._num_launches)
+        if not attend_only:
+            self.graphs.capture(buckets, self.runner.decode, self._num_launches)
 
     def launch(self, plan: StepPlan, bucket: int) -> None:
         """Stage the plan and start it."""
@@ -72,7 +79,9 @@ class CudaBackend:
             if plan.moves is not None:
                 self.move(plan.moves)
             self.runner.place_limits(plan, step)
-            if plan.is_chunk:
+            if plan.attends:
+                self._attend(bucket)
+            elif plan.is_chunk:
                 self.runner.prompt(plan, step)
             elif self.eager:
                 self.runner.decode(bucket)
@@ -81,6 +90,12 @@ class CudaBackend:
             self.runner.score(plan, step)
         except driver.DriverError as error:
             raise DeviceFault(str(error)) from error
+
+    def _attend(self, bucket: int) -> None:
+        if self.eager:
+            self.runner.attend(bucket)
+        else:
+            self.attend_graphs.launch(bucket)
 
     def move(self, moves: Moves) -> None:
         """Start moves; see Backend. Raises DriverError."""
@@ -157,4 +172,5 @@ class CudaBackend:
         """Free the graphs and the stream; the buffers go with their last reference."""
         self._copies.close()
         self.graphs.close()
+        self.attend_graphs.close()
         driver.destroy_stream(self.stream)

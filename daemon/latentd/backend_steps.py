@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from latentd.attend_desk import AttendDesk
+from latentd.model.attend_step import AttendModel, AttendStep
 from latentd.model.forward import decode_step, prompt_chunk
 from latentd.plans import StepOutputs, StepPlan
 from latentd.scoring import ScoreDesk
@@ -27,13 +29,17 @@ if TYPE_CHECKING:
     from latentd.limits import Limits
     from latentd.model.forward import Model
     from latentd.slots import Moves
-    from latentd_kernels.ops import Ops
+    from latentd_kernels.ops import Ops, StepInputs
 
 
 class StepRunner:
     """Numbers, stages and runs steps. `launched` steps were staged, `completed` read back."""
 
-    def __init__(self, model: Model, ops: Ops, buffers: StepBuffers) -> None:
+    def __init__(
+        self, model: Model, ops: Ops, buffers: StepBuffers,
+        of_inputs: Callable[[StepInputs], Ops],
+    ) -> None:  # fmt: skip
+        """`of_inputs` makes operations like `ops` over other inputs."""
         self.model = model
         self.ops = ops
         self.buffers = buffers
@@ -42,10 +48,16 @@ class StepRunner:
         ring = buffers.ring
         self._stagers = [Stager(ring.entry(idx)) for idx in range(ring.layout.entries)]
         self._scores = ScoreDesk(ring.scores)
+        b, kv_b = buffers, tuple(layer.attention.kv_b for layer in model.weights.layers)
+        attend = AttendModel.of(model.config, kv_b)
+        self._attend = AttendStep(attend, ops, of_inputs, b.attend, b.workspace, b.slab)
+        self._attend_desk = AttendDesk(b.attend)
 
     def stage(self, plan: StepPlan, bucket: int) -> None:
         """Write the plan into the next ring entry."""
         step = self.launched
+        if plan.attends:
+            self._attend_desk.stage(plan.attends, step)
         self._stagers[step % len(self._stagers)].stage(plan, bucket)
         for asked in (plan.scores, plan.prompt_scores):
             if asked is not None:
@@ -64,6 +76,10 @@ class StepRunner:
         """Run a decode step of `rows` rows through the operations, as eager and capture do."""
         b = self.buffers
         decode_step(self.ops, self.model, b.acts, b.workspace, b.slab, rows)
+
+    def attend(self, rows: int) -> None:
+        """Run a step of `rows` rows of attention that clients have sent, likewise."""
+        self._attend.run(rows)
 
     def prompt(self, plan: StepPlan, step: int) -> None:
         """Run a prompt chunk through the operations, as step number `step`."""
@@ -100,6 +116,8 @@ class StepRunner:
             outputs.scores = self._scores.read(plan.scores, self.completed)
         if plan.prompt_scores is not None:
             outputs.prompt_scores = self._scores.read(plan.prompt_scores, self.completed)
+        if plan.attends:
+            outputs.attended = self._attend_desk.read(plan.rows, self.completed)
         self.completed += 1
         return outputs
 
@@ -145,7 +163,9 @@ class CpuBackend:
         if plan.moves is not None:
             self.move(plan.moves)
         runner.place_limits(plan, runner.completed)
-        if plan.is_chunk:
+        if plan.attends:
+            runner.attend(bucket)
+        elif plan.is_chunk:
             runner.prompt(plan, runner.completed)
         else:
             runner.decode(bucket)

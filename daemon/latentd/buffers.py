@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from latentd.model.config import ModelConfig
     from latentd.options import EngineOptions
+    from latentd_kernels.attend_rows import AttendRing
     from latentd_kernels.ops import AttentionWorkspace, StepInputs
 
 
@@ -36,6 +37,7 @@ class StepBuffers:
     slab: Tensor  # [pages, layers, 64, 576] act, zero at start
     acts: Activations
     workspace: AttentionWorkspace
+    attend: AttendRing
     logits_host: Tensor  # [vocab] float32, pinned on cuda: one row on its way to the host
 
     @classmethod
@@ -50,7 +52,7 @@ class StepBuffers:
             ring=StepRing(layout, device, limits),
             inputs=allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), device),
             slab=allocate_slab(config, kv_pages, device, act),
-            acts=Activations.allocate(config, options.max_rows, options.max_slots, device, act),
+            acts=Activations.allocate(config, *memory.activation_rows(options), device, act),
             workspace=allocate_workspace(
                 memory.workspace_rows(options),
                 options.max_ctx,
@@ -59,6 +61,7 @@ class StepBuffers:
                 device,
                 act,
             ),
+            attend=memory.attend_ring(config, options, device),
             logits_host=torch.zeros(config.vocab_size, pin_memory=device.type == "cuda"),
         )
 

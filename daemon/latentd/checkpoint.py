@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd.model.config import CheckpointError, ModelConfig
-from latentd.model.destinations import destinations
+from latentd.model.destinations import KV_B, destinations
 from latentd.model.weights import Weights, allocate
 from latentd.shards import DTYPES, Entry, map_tensors, read_entries
 from latentd.weight_stream import Job, fill
@@ -48,14 +48,16 @@ class CheckpointReport:
 
 
 def inspect(
-    path: Path | str, dtype: torch.dtype = torch.bfloat16, config: ModelConfig | None = None
-) -> CheckpointReport:
+    path: Path | str, dtype: torch.dtype = torch.bfloat16, config: ModelConfig | None = None,
+    attend_only: bool = False,
+) -> CheckpointReport:  # fmt: skip
     """Check the checkpoint in directory `path` for a run in `dtype`: config.json, then names,
     dtypes and shapes of all tensors from the headers. Allocates nothing on a device.
 
     The extra prediction layers behind the last one (MTP), stored rope frequencies and a stored copy
-    of a tied head are skipped. Raises CheckpointError naming the first tensor that is missing,
-    unexpected, duplicated, misshapen or of a dtype that is not served, or the file that is damaged.
+    of a tied head are skipped, with `attend_only` all but kv_b_proj. Raises CheckpointError naming
+    the first tensor that is missing, unexpected, duplicated, misshapen or of a dtype that is not
+    served, or the file that is damaged.
     """
     path = Path(path)
     if not path.is_dir():
@@ -65,9 +67,14 @@ def inspect(
         )
     config = config or ModelConfig.from_dir(path)
     stored = read_entries(path)
-    skipped = tuple(sorted(name for name in stored if _is_skipped(name, config)))
+    skipped = tuple(
+        sorted(
+            name for name in stored
+            if _is_skipped(name, config) or (attend_only and not name.endswith(KV_B))
+        )
+    )  # fmt: skip
     entries = {name: entry for name, entry in stored.items() if name not in skipped}
-    expected = destinations(config, allocate(config, torch.device("meta")))
+    expected = destinations(config, allocate(config, torch.device("meta"), attend_only))
     for name, entry in entries.items():
         _check_dtype(entry, dtype)
         if name in expected and expected[name].shape != entry.shape:
@@ -77,7 +84,7 @@ def inspect(
             )
     _refuse_names("missing", expected.keys() - entries.keys())
     _refuse_names("unexpected", entries.keys() - expected.keys())
-    if HEAD in skipped:
+    if HEAD in skipped and not attend_only:
         _check_tied_head(stored[HEAD], stored[EMBED])
     return CheckpointReport(path, config, entries, skipped)
 
@@ -88,6 +95,7 @@ def load(
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
     progress: Callable[[int, int], None] | None = None,
+    attend_only: bool = False,
 ) -> Weights:
     """Inspect, allocate the weights on `device` and fill them; returns when all are there.
 
@@ -96,8 +104,8 @@ def load(
     the cpu only): it decides which files are accepted. `progress` gets bytes done and bytes in all
     after every chunk. Raises CheckpointError.
     """
-    report = inspect(path, dtype, config)
-    weights = allocate(config, device)
+    report = inspect(path, dtype, config, attend_only)
+    weights = allocate(config, device, attend_only)
     places = destinations(config, weights)
     jobs = [Job(entry, places[name].view) for name, entry in report.entries.items()]
     digests = fill(jobs, device, progress or (lambda done, total: None))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.extras import top_fields
-from latentd.operations import OpenDone, OpenRequest, StepDone, StreamTokens, VerifyDone
+from latentd.operations import AttendDone, OpenDone, OpenRequest, StepDone, StreamTokens, VerifyDone
 from latentd.replies import logits_tensor, step_fields
-from latentd.runs import OpenRun, StepRun, StreamRun
+from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun
 from latentd.sessions import Stored
 from latentd_client.errors import RequestRejected
 
@@ -48,7 +48,7 @@ def complete(work: Work, events: list[Event]) -> None:
 
 
 def _complete_other(
-    work: Work, event: OpenDone | StreamTokens | VerifyDone | Failed,
+    work: Work, event: OpenDone | StreamTokens | VerifyDone | AttendDone | Failed,
     streams: dict[StreamRun, None],
 ) -> None:  # fmt: skip
     run = work.runs.get(event.request)
@@ -62,6 +62,9 @@ def _complete_other(
     elif isinstance(event, VerifyDone):
         if isinstance(run, StepRun):
             _verify_done(work, run, event)
+    elif isinstance(event, AttendDone):
+        if isinstance(run, AttendRun):
+            _attend_done(work, run, event)
     elif run is not None:
         _failed(work, event)
 
@@ -115,6 +118,15 @@ def _verify_done(work: Work, run: StepRun, event: VerifyDone) -> None:
         ticket.put(index, results, None, replayed)
 
 
+def _attend_done(work: Work, run: AttendRun, event: AttendDone) -> None:
+    del work.runs[event.request]
+    for record in run.records:
+        record.running = None
+    results: Header = {"status": "ok", "context_len": event.lengths}
+    for ticket, index, replayed in run.waiters:
+        ticket.put(index, results, {"o": event.o}, replayed)
+
+
 def _stream_tokens(work: Work, run: StreamRun, event: StreamTokens) -> None:
     run.tokens += event.tokens
     run.logprobs += event.logprobs
@@ -135,6 +147,9 @@ def _failed(work: Work, event: Failed) -> None:
         run.session.opens.pop(run.key, None)  # a repetition may try again
         if run.is_late:
             refusal = RequestRejected("deadline", "the time was over before the prompt was in")
+    elif isinstance(run, AttendRun):
+        for record in run.records:
+            record.running = None
     else:
         run.record.running = None
     work.refuse(run, refusal)

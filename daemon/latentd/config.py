@@ -61,6 +61,14 @@ class Config:
         str, Setting("engine", "rounding of the attention", choices=("f32", "landed"))
     ] = "f32"
     eager: Annotated[bool, Setting("engine", "run every step without CUDA graphs", "bool")] = False
+    attend_only: Annotated[
+        bool,
+        Setting(
+            "engine",
+            "load kv_b_proj alone and serve attend only, for engines that run the rest",
+            "bool",
+        ),
+    ] = False
 
     max_ctx: Annotated[
         int, Setting("memory", "longest context in tokens", "int", low=1, high=MAX_CTX)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.engine_admission import Admission
+from latentd.engine_attend import Attends
 from latentd.engine_branches import Branches
 from latentd.engine_launches import MAX_IN_FLIGHT, Launches
 from latentd.engine_stats import EngineStats
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.attending import AttendRequest, Bits
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
@@ -75,7 +77,9 @@ class Engine:
         self.admission = Admission(
             slots, self.sharing, self.scheduler, info.vocab_size, self.launches.settle
         )
+        self.admission.attend_only = info.attend_only
         self.branches = Branches(slots, self.sharing, self.admission)
+        self.attends = Attends(info, slots, self.admission, self.scheduler)
         self.transfers = Transfers(
             info, slots, self.sharing, self.admission, backend, self.launches.settle
         )
@@ -131,6 +135,16 @@ class Engine:
         try:
             self.admission.verify(request, token, sampling)
             return request
+        except RequestRejected as refusal:
+            self.counters.refused[refusal.code] += 1
+            raise
+
+    def admit_attend(
+        self, layer: int, rows: Sequence[tuple[int, int, int]], q: Bits, latent: Bits
+    ) -> AttendRequest:
+        """See EngineProtocol."""
+        try:
+            return self.attends.admit(layer, rows, q, latent)
         except RequestRejected as refusal:
             self.counters.refused[refusal.code] += 1
             raise
@@ -202,7 +216,7 @@ class Engine:
         launches, scheduler = self.launches, self.scheduler
         if launches.events or len(launches.in_flight) >= MAX_IN_FLIGHT:
             return False
-        others = scheduler.streams or scheduler.opens or scheduler.verifies
+        others = scheduler.streams or scheduler.opens or scheduler.verifies or scheduler.attends
         return bool(launches.in_flight) or bool(scheduler.steps and not others)
 
     def launch(self) -> None:

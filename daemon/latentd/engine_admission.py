@@ -40,6 +40,7 @@ class Admission:
         self.sharing = sharing
         self.scheduler = scheduler
         self.vocab_size = vocab_size
+        self.attend_only = False  # then nothing can be computed but attention
         self._settle = settle
         self._seats = slots.slots
 
@@ -50,6 +51,8 @@ class Admission:
         """Seat a prompt, on pages that hold its beginning if there are any; an empty one is seated
         and not queued. Draws the seed if there is none."""
         token_ids = prompt_ids(prompt, self.vocab_size)
+        if len(token_ids):
+            self.check_decodes()
         sampling.validate()
         limit = self.slots.max_ctx - 1
         if len(token_ids) > limit:
@@ -85,6 +88,8 @@ class Admission:
         sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
     ) -> StepTask:  # fmt: skip
         """Queue one row and claim its page."""
+        if self.attend_only:
+            self.check_decodes()
         slot = self._seats[slot_id] if 0 <= slot_id < len(self._seats) else None
         if (
             slot is None or slot.epoch != epoch or not epoch or slot.task is not None
@@ -108,6 +113,7 @@ class Admission:
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
     ) -> None:
         """Queue a stream and claim the page of its first step."""
+        self.check_decodes()
         slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
         token = next_token(slot, token, self.vocab_size)
         if request.max_steps < 1:
@@ -124,6 +130,7 @@ class Admission:
         self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
     ) -> None:
         """Queue the rows of a draft and claim their pages."""
+        self.check_decodes()
         slot = self.ready_slot(request.slot_id, request.epoch, request.pos)
         token = next_token(slot, token, self.vocab_size)
         most = self.scheduler.verifies.max_rows - 1
@@ -160,6 +167,12 @@ class Admission:
                 raise
             self._settle()
             return take()
+
+    def check_decodes(self) -> None:
+        """Raise RequestRejected("unsupported") where there are no weights but those of attend."""
+        if self.attend_only:
+            text = "this daemon serves attend only: open empty slots, and run the rest yourself"
+            raise RequestRejected("unsupported", text)
 
     def idle_slot(self, slot_id: int, epoch: int, pos: int) -> Slot:
         """The slot, if nothing runs on it and it has exactly `pos` tokens."""

@@ -14,7 +14,9 @@ from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from latentd.operations import Failed, OpenDone, StepDone, StreamTokens, VerifyDone
+from latentd.attending import AttendTask
+from latentd.engine_attend import Attends
+from latentd.operations import AttendDone, Failed, OpenDone, StepDone, StreamTokens, VerifyDone
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
 from latentd.verifying import VerifyTask, count_accepted
 from latentd_client.errors import RequestRejected
@@ -84,12 +86,16 @@ class Launches:
     def _next_plan(self, last: StepPlan | None) -> StepPlan | None:
         """What goes behind the last plan in flight: replays and chunks take turns, a replay first;
         while nobody decodes, chunks follow each other."""
+        if last is None or not last.attends:
+            plan = self.scheduler.attend_plan()
+            if plan is not None:
+                return plan
         if last is not None and not last.is_chunk and (chunk := self._chunk_plan()) is not None:
             return chunk
         plan = self._decode_plan()
         if plan is None and (last is None or self.scheduler.is_quiet):
             plan = self._chunk_plan()
-        return plan
+        return self.scheduler.attend_plan() if plan is None else plan
 
     def _decode_plan(self) -> StepPlan | None:
         starved: list[StreamTask] = []
@@ -127,7 +133,11 @@ class Launches:
         if launch.is_behind:
             counters.idle_ns.append(outputs.start_ns - self._last_end_ns)
         self._last_end_ns = outputs.end_ns
-        if plan.is_chunk:
+        if plan.attends:
+            counters.attend_times.add(outputs.device_us, step_us)
+            counters.attend_rows += plan.rows
+            self._commit_attends(plan, outputs)
+        elif plan.is_chunk:
             counters.chunk_times.add(outputs.device_us, step_us)
             counters.prompt_tokens += plan.rows
             self._commit_chunk(plan, outputs)
@@ -235,6 +245,14 @@ class Launches:
             )
         )  # fmt: skip
 
+    def _commit_attends(self, plan: StepPlan, outputs: StepOutputs) -> None:
+        assert outputs.attended is not None
+        first = 0
+        for task in plan.attends:
+            o = outputs.attended[first : first + task.rows].reshape(*task.request.q.shape[:2], -1)
+            self.events.append(AttendDone(task.request, Attends.commit(task), o))
+            first += task.rows
+
     def end(self, slot: Slot, end: str, code: str, message: str) -> None:
         """End the task of a slot at once, whatever of it is in flight: a stream with `end`, others
         as Failed, but for launched steps and drafts, whose result is told all the same."""
@@ -243,8 +261,11 @@ class Launches:
         if isinstance(task, StreamTask):
             self.scheduler.drop(task)
             self.events.append(StreamTokens(task.request, slot.length, [], [], slot.length, end))
-        elif isinstance(task, OpenTask | StepTask | VerifyTask):
+        elif isinstance(task, OpenTask | StepTask | VerifyTask | AttendTask):
             if not self.scheduler.drop(task) and not isinstance(task, OpenTask):
                 return
+            if isinstance(task, AttendTask):
+                for run in task.runs:  # one of its slots is closed: the others are idle again
+                    run.slot.task = None
             self.counters.failed[code] += 1
             self.events.append(Failed(task.request, code, message))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.attending import AttendRequest, Bits
     from latentd.engine_transfer import Transfers
     from latentd.extras import Extras
     from latentd.operations import (
@@ -69,6 +70,13 @@ class EngineProtocol(Protocol):
     ) -> VerifyRequest:
         """Queue a row for `token` (None: the last sampled one) and one for each token of the draft;
         refuses like admit_step."""
+
+    def admit_attend(
+        self, layer: int, rows: Sequence[tuple[int, int, int]], q: Bits, latent: Bits
+    ) -> AttendRequest:
+        """Queue attention of one layer for rows (slot_id, epoch, pos); q [rows, heads, nope + 64]
+        and latent [rows, 576], normed and rotated. Refuses like admit_step, all rows or none;
+        detail `row` is the index of the one that may not run."""
 
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """Let a stream produce n more tokens, or with a negative n fewer than it might."""

@@ -41,6 +41,8 @@ class EngineStats:
     def __init__(self, buckets: Iterable[int]) -> None:
         self.times = {bucket: StepTimes() for bucket in buckets}
         self.chunk_times = StepTimes()
+        self.attend_times = StepTimes()
+        self.attend_rows = 0
         self.done: list[tuple[int, int, float, float]] = []
         """Decode launches that `fold` has not counted: bucket, rows, device_us, step_us."""
         self.idle_ns: deque[int] = deque(maxlen=RING_STEPS)
@@ -77,6 +79,8 @@ class EngineStats:
             "steps": sum(times.count for times in ran.values()),
             "steps_by_bucket": {str(bucket): times.count for bucket, times in ran.items()},
             "chunks": self.chunk_times.count,
+            "attends": self.attend_times.count,
+            "attend_rows": self.attend_rows,
             "rows": self.rows,
             "tokens": self.tokens,
             "prompt_tokens": self.prompt_tokens,
@@ -92,6 +96,8 @@ class EngineStats:
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},
             "step_us": {str(bucket): times.step_us() for bucket, times in ran.items()},
             "chunk_us": self.chunk_times.step_us(),
+            "attend_us": self.attend_times.step_us(),
+            "attend_device_us": self.attend_times.device_us(),
             "idle_us": _percentiles([idle_ns / 1e3 for idle_ns in self.idle_ns]),
         }
 

@@ -16,6 +16,7 @@ from latentd.model.activations import Activations
 from latentd.model.forward import ATTENTION_ROWS
 from latentd.model.weights import weight_bytes
 from latentd.options import MAX_PREFILL_CHUNK, MAX_SLOTS, StartError
+from latentd_kernels.attend_rows import AttendRing
 from latentd_kernels.attention_workspace import workspace_bytes
 from latentd_kernels.geometry import MAX_CTX, PAGE_SIZE, ROW_DIM, num_pages
 from latentd_kernels.staging import RingLayout, allocate_inputs
@@ -76,6 +77,19 @@ def workspace_rows(options: EngineOptions) -> int:
     return min(ATTENTION_ROWS, options.max_rows)
 
 
+def activation_rows(options: EngineOptions) -> tuple[int, int]:
+    """The most rows of a step, and of its logits; none where nothing but attention is served."""
+    return (0, 0) if options.attend_only else (options.max_rows, options.max_slots)
+
+
+def attend_ring(config: ModelConfig, options: EngineOptions, device: torch.device) -> AttendRing:
+    """What rows of attention that clients send take."""
+    return AttendRing.allocate(
+        step_layout(options).entries, options.max_slots, config.num_heads, config.nope_dim,
+        config.v_dim, (options.max_slots, num_pages(options.max_ctx)), device, act_dtype(options),
+    )  # fmt: skip
+
+
 def act_dtype(options: EngineOptions) -> torch.dtype:
     """The dtype of activations and slab."""
     return torch.bfloat16 if options.dtype == "bfloat16" else torch.float32
@@ -114,11 +128,12 @@ def plan(
     check_limits(config, options)
     if graph_bytes is None:
         captured = device.type == "cuda" and not options.eager
-        graph_bytes = GRAPH_BYTES_EACH * len(options.buckets) * captured
+        graphs = 1 if options.attend_only else 2  # for each bucket: attend has its own
+        graph_bytes = GRAPH_BYTES_EACH * len(options.buckets) * graphs * captured
     slot_pages = num_pages(options.max_ctx)
     full_pages = slot_pages * options.max_slots
     draft = MemoryPlan(
-        weight_bytes=weight_bytes(config, device),
+        weight_bytes=weight_bytes(config, device, options.attend_only),
         static_bytes=_static_bytes(config, options),
         workspace_bytes=workspace_bytes(
             workspace_rows(options),
@@ -172,8 +187,9 @@ def _static_bytes(config: ModelConfig, options: EngineOptions) -> int:
     layout = step_layout(options)
     meta = torch.device("meta")
     inputs = allocate_inputs(layout, options.max_slots, num_pages(options.max_ctx), meta)
-    acts = Activations.bytes_for(config, options.max_rows, options.max_slots, act_dtype(options))
-    return acts + sum(int(tensor.nbytes) for tensor in vars(inputs).values())
+    acts = Activations.bytes_for(config, *activation_rows(options), act_dtype(options))
+    attend = attend_ring(config, options, meta).device_bytes
+    return acts + attend + sum(int(tensor.nbytes) for tensor in vars(inputs).values())
 
 
 def _remedy(draft: MemoryPlan) -> str:

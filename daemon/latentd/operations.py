@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from latentd.attending import AttendRequest
 from latentd.extras import NO_EXTRAS
 from latentd_client.errors import RequestRejected
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.attending import Bits
     from latentd.extras import Extras, PromptScores, Top
 
 
@@ -74,6 +76,7 @@ class ModelInfo:
     numerics: str
     dtype: str
     device: str
+    attend_only: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +134,7 @@ class VerifyRequest:
     extras: Extras = NO_EXTRAS
 
 
-Request = OpenRequest | StepRequest | StreamRequest | VerifyRequest
+Request = OpenRequest | StepRequest | StreamRequest | VerifyRequest | AttendRequest
 
 
 @dataclass(slots=True)
@@ -172,6 +175,15 @@ class VerifyDone:
 
 
 @dataclass(slots=True)
+class AttendDone:
+    """Attention of one layer: `o` by row, and `lengths`, that of each row's slot behind it."""
+
+    request: AttendRequest
+    lengths: list[int]
+    o: Bits  # [rows, heads, v]
+
+
+@dataclass(slots=True)
 class StreamTokens:
     """Tokens of a stream. `pos` is the slot's length after the first of them was sampled; `tops`
     has an entry a token where the stream asked for them.
@@ -199,7 +211,7 @@ class Failed:
     detail: dict[str, object] = field(default_factory=dict)
 
 
-Event = OpenDone | StepDone | StreamTokens | VerifyDone | Failed
+Event = OpenDone | StepDone | StreamTokens | VerifyDone | AttendDone | Failed
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class EngineOptions:
     prefill_rows: int = 0
     prefix_cache: bool = True
     eager: bool = False
+    attend_only: bool = False  # load kv_b_proj alone and serve attention for other engines
     selftest: bool = True  # compare results before serving; only tests leave it out
 
     def for_device(self, device_type: str) -> EngineOptions:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from latentd.attending import AttendTask
 from latentd.operations import StepRequest
 from latentd.verifying import VerifyTask
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.attending import Bits
     from latentd.extras import PromptScores, Scores, Top
     from latentd.limits import Limits
     from latentd.operations import OpenRequest, SamplingParams, StreamRequest
@@ -82,7 +84,7 @@ class OpenTask:
     prompt_scores: PromptScores | None = None
 
 
-Task = StepTask | StreamTask | OpenTask | VerifyTask
+Task = StepTask | StreamTask | OpenTask | VerifyTask | AttendTask
 
 
 @dataclass(slots=True)
@@ -91,7 +93,8 @@ class StepPlan:
     sampling each, the rows of a prompt chunk share one. A token id of -1 is the one that the row's
     slot samples in the launch before. `logit_rows` are output rows; `scores` are of rows whose
     token is sampled, `prompt_scores` of rows of a chunk. `limits` are those of slots that have
-    changed."""
+    changed. With `attends` the rows are those of attention that clients have sent: a token id is
+    the layer, and nothing is sampled."""
 
     rows: int
     tasks: Sequence[Task]
@@ -109,6 +112,7 @@ class StepPlan:
     scores: ScorePlan | None = None
     prompt_scores: ScorePlan | None = None
     limits: list[tuple[int, Limits | None]] = field(default_factory=list)
+    attends: list[AttendTask] = field(default_factory=list)  # then it has no other rows
 
 
 @dataclass(slots=True)
@@ -123,10 +127,12 @@ class StepOutputs:
     end_ns: int
     scores: Scores | None = None
     prompt_scores: Scores | None = None
+    attended: Bits | None = None  # [rows, heads * v]
 
     def top(self, plan: StepPlan, row: int) -> Top | None:
         """What an output row asked for beside its token."""
         task, scores = plan.tasks[0 if plan.is_chunk else row], self.scores
+        assert not isinstance(task, AttendTask)
         count = task.request.extras.top
         if scores is None or plan.scores is None or not count:
             return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from latentd import (
     requests_admit,
     requests_adopt,
+    requests_attend,
     requests_export,
     requests_fork,
     requests_session,
@@ -43,6 +44,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "truncate": requests_session.truncate,
     "fork": requests_fork.fork,
     "verify": requests_verify.verify,
+    "attend": requests_attend.attend,
     "export": requests_export.export,
     "adopt": requests_adopt.adopt,
     "close": requests_session.close,

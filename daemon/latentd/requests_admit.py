@@ -23,7 +23,7 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from latentd.runs import StepRun, Waiter
+    from latentd.runs import AttendRun, StepRun, Waiter
     from latentd.sessions import SlotRecord
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
@@ -66,7 +66,7 @@ def open_slot(
     return None
 
 
-def join(run: OpenRun | StepRun, waiter: Waiter) -> None:
+def join(run: OpenRun | StepRun | AttendRun, waiter: Waiter) -> None:
     """Let a repeated request wait for the one in flight. Raises RequestRejected("busy")."""
     if len(run.waiters) >= MAX_WAITERS:
         raise RequestRejected(

@@ -12,6 +12,7 @@ from latentd_client import protocol
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from latentd.attending import AttendRequest
     from latentd.extras import Top
     from latentd.operations import OpenRequest, StreamRequest
     from latentd.replies import Outbox, RowsTicket, Ticket
@@ -120,4 +121,13 @@ class StreamRun:
         return header
 
 
-Run: TypeAlias = "StepRun | OpenRun | StreamRun"
+@dataclass(eq=False, slots=True)
+class AttendRun:
+    """Attention in flight, of all the slots of its request."""
+
+    records: list[SlotRecord]
+    request: AttendRequest
+    waiters: list[Waiter]
+
+
+Run: TypeAlias = "StepRun | OpenRun | StreamRun | AttendRun"

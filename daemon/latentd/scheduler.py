@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from latentd.attending import AttendTask
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
 from latentd.scoring import scores_of_last, scores_of_prompt, scores_of_rows
 from latentd.verifying import VerifyQueue, VerifyTask
@@ -42,19 +43,24 @@ class Scheduler:
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
         self.verifies = verifies
+        self.attends: list[AttendTask] = []
         self._chunks = QUIET_CHUNKS  # launched since the last replay
 
     @property
     def has_rows(self) -> bool:
         """Whether a plan could be made now, if there are pages for it."""
         return bool(
-            self.steps or self.opens or self.verifies or any(map(self.is_runnable, self.streams))
+            self.steps
+            or self.opens
+            or self.verifies
+            or self.attends
+            or any(map(self.is_runnable, self.streams))
         )
 
     @property
     def has_queued(self) -> bool:
         """Whether anything is in a queue."""
-        return bool(self.steps or self.streams or self.opens or self.verifies)
+        return bool(self.steps or self.streams or self.opens or self.verifies or self.attends)
 
     @property
     def is_quiet(self) -> bool:
@@ -174,14 +180,41 @@ class Scheduler:
             limits=self.slots.take_limits(),
         )
 
+    def attend_plan(self) -> StepPlan | None:
+        """The oldest rows of attention, and those of the same layer that fit beside them."""
+        if not self.attends:
+            return None
+        layer, room, tasks = self.attends[0].request.layer, self.verifies.max_rows, []
+        for task in self.attends:
+            if task.request.layer == layer and task.rows <= room:
+                tasks.append(task)
+                room -= task.rows
+        self.attends = [task for task in self.attends if task not in tasks]
+        slot_idx, context_len, kv_row = [], [], []
+        for run in (run for task in tasks for run in task.runs):
+            for pos in range(run.pos, run.pos + run.rows):
+                place = run.slot.pages[pos // PAGE_SIZE] * self.page_rows + layer * PAGE_SIZE
+                slot_idx.append(run.slot.slot_id)
+                context_len.append(pos + 1)
+                kv_row.append(-1 if run.is_repeated else place + pos % PAGE_SIZE)
+        rows = len(slot_idx)
+        updates, zero_pages = self.slots.take_updates()
+        return StepPlan(
+            rows, tasks, [layer] * rows, slot_idx, context_len, kv_row, [], updates=updates,
+            zero_pages=zero_pages, moves=self.slots.take_moves(), limits=self.slots.take_limits(),
+            attends=tasks,
+        )  # fmt: skip
+
     def drop(self, task: Task) -> bool:
         """Take a task out of its queue; whether it was in one."""
         if isinstance(task, StreamTask):
             return self.streams.pop(task, False) is None
         if isinstance(task, VerifyTask):
             return self.verifies.drop(task)
-        queue: list[StepTask] | deque[OpenTask]
+        queue: list[StepTask] | list[AttendTask] | deque[OpenTask]
         queue = self.steps if isinstance(task, StepTask) else self.opens
+        if isinstance(task, AttendTask):
+            queue = self.attends
         if task not in queue:
             return False
         queue.remove(task)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from latentd.options import SelftestFailed, StartError
+from latentd.selftest_attend import check_attends
 from latentd.selftest_probe import Probe, slab_of
 from latentd_kernels.geometry import num_pages
 
@@ -64,9 +65,18 @@ def run_selftest(engine: Engine) -> SelftestReport:
     if engine.slots.num_used or engine.has_work:
         raise StartError("the self-test needs an engine without slots in use")
     report = SelftestReport()
+    _check_slab(engine, report)
+    if engine.info.attend_only:
+        check_attends(engine, report)
+    else:
+        _check_all(engine, report)
+    return report
+
+
+def _check_all(engine: Engine, report: SelftestReport) -> None:
     probe = Probe(engine)
     try:
-        _check_slab(engine, report)
+        check_attends(engine, report)
         probe.open_all()
         _check_buckets(probe, report)
         _check_stream(probe, report)
@@ -74,7 +84,6 @@ def run_selftest(engine: Engine) -> SelftestReport:
         _check_page_order(probe, report)
     finally:
         probe.clean_up()
-    return report
 
 
 def _check_slab(engine: Engine, report: SelftestReport) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from latentd.attending import Attended
     from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.pages import PagePool
@@ -42,8 +43,8 @@ class Slot:
     the last sampled one. `chain` holds a digest of its beginning and of each full page; it is empty
     without a prefix cache."""
 
-    __slots__ = ("borrowed", "chain", "epoch", "length", "limits", "mapped", "pages", "sampling",
-                 "slot_id", "synced", "task", "token", "tokens")  # fmt: skip
+    __slots__ = ("attended", "borrowed", "chain", "epoch", "length", "limits", "mapped", "pages",
+                 "sampling", "slot_id", "synced", "task", "token", "tokens")  # fmt: skip
 
     def __init__(self, slot_id: int, tokens: memoryview) -> None:
         self.slot_id = slot_id
@@ -58,6 +59,7 @@ class Slot:
         self.task: object | None = None  # the operation that runs on it, set by the engine
         self.synced = 0  # leading entries that the device's block table holds too
         self.mapped = 0  # entries of the device's row that are not -1
+        self.attended: Attended | None = None  # its last positions, where a client attends
         self.borrowed = False  # the last, partly filled page may be others' too: see Sharing.own
 
 
@@ -191,7 +193,7 @@ class SlotTable:
         """Drop the tokens behind the first `length`, and the last sampled one."""
         if self.full:
             self.note_full()
-        slot.length, slot.token = length, None
+        slot.length, slot.token, slot.attended = length, None, None
         slot.borrowed = length % PAGE_SIZE > 0
         del slot.chain[1 + length // PAGE_SIZE :]
         self.cut(slot, length)

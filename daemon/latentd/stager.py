@@ -117,6 +117,8 @@ class Stager:
         """Read the outputs of the plan staged last, which must be complete."""
         times = self._start_ns[0], self._end_ns[0]
         rows = plan.rows if not plan.is_chunk else int(plan.is_last)
+        if plan.attends:
+            return StepOutputs([], [], {}, *times)
         if rows == 1:
             return StepOutputs([self._tokens[0]], [self._logprobs[0]], logits, *times)
         tokens, logprobs = self._tokens[:rows].tolist(), self._logprobs[:rows].tolist()

@@ -36,7 +36,10 @@ def summary_lines(
     else:
         yield f"buckets: {buckets}; eager, no graphs"
     rows = f"{startup.prefill_rows} rows between two steps"
-    yield f"prompts: {rows}, {startup.prefill_chunk} at a time while nobody decodes"
+    if info.attend_only:
+        yield "serving attend only: no prompts, no steps"
+    else:
+        yield f"prompts: {rows}, {startup.prefill_chunk} at a time while nobody decodes"
     for line in startup.selftest:
         yield f"self-test: {line}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in startup.phases.items())

@@ -157,7 +157,7 @@ class Work:
             "boot_id": self.sessions.boot_id,
             "lease_s": options.lease_s,
             "control": self.control,
-            "features": list(fields.FEATURES),
+            "features": list(fields.ATTEND_FEATURES if info.attend_only else fields.FEATURES),
             "limits": {
                 "max_frame_bytes": options.max_frame_bytes,
                 "max_frames": options.max_frames,
@@ -180,4 +180,5 @@ class Work:
             "numerics": info.numerics,
             "dtype": info.dtype,
             "device": info.device,
+            "attend_only": info.attend_only,
         }

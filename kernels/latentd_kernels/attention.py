@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd_kernels.function import Argument
+    from latentd_kernels.layer_weights import LayerWeights
     from latentd_kernels.ops import AttentionWorkspace, Rope
 
 NARROW_SMEM: Final = 93_056
@@ -63,20 +64,23 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         self.library.launch("append", (rows, 1, 1), 64, args, stream=self.stream)
 
     def absorb(
-        self, q: Tensor, kv_b: Tensor, rope: Rope | None, out: Tensor, rows: int, nope_dim: int
-    ) -> None:
+        self, q: Tensor, kv_b: Tensor | LayerWeights, rope: Rope | None, out: Tensor, rows: int,
+        nope_dim: int,
+    ) -> None:  # fmt: skip
         """See Ops.absorb; more rows than a call takes are done in several. Raises ValueError for
         head counts and widths that have no kernel."""
         heads = out.shape[1]
-        v_dim = shapes.head_widths(kv_b, heads, nope_dim)
+        weight, of_layer = shapes.of_layers(kv_b, self.inputs.token_ids)
+        v_dim = shapes.head_widths(weight, heads, nope_dim)
         stride = shapes.check_row_stride("q", q, shapes.query_width(heads, nope_dim))
         if self.plans_work:
             self.hopper_absorb(q, stride, kv_b, _rope_args(rope), out, rows)
             return
         for first in range(0, rows, shapes.MAX_CALL_ROWS):
             num = min(rows - first, shapes.MAX_CALL_ROWS)
-            args: list[Argument] = [q[first:], c_int64(stride), kv_b, *_rope_args(rope)]
+            args: list[Argument] = [q[first:], c_int64(stride), weight, *_rope_args(rope)]
             args += [self.inputs.context_len[first:], out[first:], c_int32(num), c_int32(v_dim)]
+            args += of_layer
             smem = 2 * nope_dim * (64 + -(-num // 16) * 16)
             grid = (LATENT_DIM // 64 + -(-num // 16), heads, 1)
             self.library.launch(
@@ -144,7 +148,7 @@ class AttentionLaunches(HopperAttention, LandedAttention):
     def expand(
         self,
         workspace: AttentionWorkspace,
-        kv_b: Tensor,
+        kv_b: Tensor | LayerWeights,
         out: Tensor,
         first_row: int,
         rows: int,
@@ -153,7 +157,8 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         """See Ops.expand. Raises ValueError for shapes that have no kernel."""
         shapes.check_rows(rows)
         heads = workspace.partial_o.shape[1]
-        v_dim = shapes.head_widths(kv_b, heads, nope_dim)
+        weight, of_layer = shapes.of_layers(kv_b, self.inputs.token_ids)
+        v_dim = shapes.head_widths(weight, heads, nope_dim)
         if self.plans_work:
             self.hopper_expand(workspace, kv_b, out, first_row, rows, nope_dim)
             return
@@ -163,8 +168,8 @@ class AttentionLaunches(HopperAttention, LandedAttention):
         threads, cta_rows = expand_form(rows, heads, v_dim, self.library.sm_count)
         args: list[Argument] = [workspace.partial_o, workspace.partial_ml]
         args += [self.inputs.split_start[first_row:]]
-        args += [kv_b, out[first_row:], c_int32(rows), c_int32(nope_dim), c_int32(v_dim)]
-        args += [c_int32(cta_rows)]
+        args += [weight, out[first_row:], c_int32(rows), c_int32(nope_dim), c_int32(v_dim)]
+        args += [c_int32(cta_rows), *of_layer]
         grid = (v_dim * 4 // threads, heads, -(-rows // cta_rows))
         name = "expand_landed" if self.numerics == "landed" else "expand_f32"
         self.library.launch(name, grid, threads, args, stream=self.stream)

@@ -18,7 +18,7 @@ from latentd_kernels.attention_maps import (
     query_map,
     row_query_map,
 )
-from latentd_kernels.attention_shapes import MAX_CALL_ROWS
+from latentd_kernels.attention_shapes import MAX_CALL_ROWS, of_layers
 from latentd_kernels.expand_forms import expand_form
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
 from latentd_kernels.head_tiles import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd_kernels.function import Argument
+    from latentd_kernels.layer_weights import LayerWeights
     from latentd_kernels.ops import AttentionWorkspace
 
 
@@ -63,7 +64,7 @@ class HopperAttention(Launcher):
         self,
         q: Tensor,
         stride: int,
-        kv_b: Tensor,
+        kv_b: Tensor | LayerWeights,
         rope: list[Argument],
         out: Tensor,
         rows: int,
@@ -73,13 +74,14 @@ class HopperAttention(Launcher):
         kv, its row stride, norm weight, eps, slab and layer."""
         heads = out.shape[1]
         nope_dim = q.shape[1] // heads - ROPE_DIM
-        v_dim = kv_b.shape[0] // heads - nope_dim
+        weight, of_layer = of_layers(kv_b, self.inputs.token_ids)
+        v_dim = weight.shape[0] // heads - nope_dim
         cta_rows = 8 if rows <= 8 else 16 if rows <= 16 else 64
         columns = 128 if cta_rows == 64 else 64
-        args: list[Argument] = [q, c_int64(stride), kv_b, *rope, self.inputs.context_len]
+        args: list[Argument] = [q, c_int64(stride), weight, *rope, self.inputs.context_len]
         args += [out, c_int32(rows), c_int32(v_dim)]
-        kv, kv_stride, weight, eps, slab, layer = append or _NO_APPEND
-        args += [kv, kv_stride, weight, eps, self.inputs.kv_row, slab, layer]
+        kv, kv_stride, norm_weight, eps, slab, layer = append or _NO_APPEND
+        args += [kv, kv_stride, norm_weight, eps, self.inputs.kv_row, slab, layer, *of_layer]
         rope_ctas = -(-16 * min(rows, cta_rows) // columns)
         grid = (LATENT_DIM // columns + rope_ctas, heads, -(-rows // cta_rows))
         if cta_rows == 8 and heads < 64:
@@ -144,15 +146,17 @@ class HopperAttention(Launcher):
         return [c_int32(max_pages), c_int32(call.rows), c_int32(call.heads)]
 
     def hopper_expand(
-        self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
-        nope_dim: int,
+        self, workspace: AttentionWorkspace, kv_b: Tensor | LayerWeights, out: Tensor,
+        first_row: int, rows: int, nope_dim: int,
     ) -> None:  # fmt: skip
         """One launch."""
         heads = workspace.partial_o.shape[1]
-        v_dim = kv_b.shape[0] // heads - nope_dim
+        weight, of_layer = of_layers(kv_b, self.inputs.token_ids)
+        v_dim = weight.shape[0] // heads - nope_dim
         form = expand_form(rows, heads, v_dim)
         args: list[Argument] = [workspace.partial_o, workspace.partial_ml]
-        args += [self.inputs.row_plan[first_row:], kv_b, out[first_row:]]
+        args += [self.inputs.row_plan[first_row:], weight, out[first_row:]]
         args += [c_int32(rows), c_int32(form.cta_rows), c_int32(nope_dim), c_int32(v_dim)]
+        args += of_layer
         grid = (v_dim // form.values, heads, -(-rows // form.cta_rows))
         self.library.launch(form.name, grid, form.threads, args, stream=self.stream, smem=form.smem)

@@ -10,6 +10,7 @@ from ctypes import c_float, c_int32
 from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.attention_maps import PAGE_PARTS, AttendCall, page_map, query_map
+from latentd_kernels.attention_shapes import of_layers
 from latentd_kernels.geometry import PAGE_SIZE, max_splits
 from latentd_kernels.launcher import Launcher
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from latentd_kernels.function import Argument
+    from latentd_kernels.layer_weights import LayerWeights
     from latentd_kernels.ops import AttentionWorkspace
 
 SUMS_SMEM: Final = {16: 168_312, 32: 187_256, 48: 206_200, 64: 225_144, 96: 189_272, 128: 227_160}
@@ -73,18 +75,19 @@ class LandedAttention(Launcher):
             )
 
     def landed_expand(
-        self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
-        nope_dim: int,
+        self, workspace: AttentionWorkspace, kv_b: Tensor | LayerWeights, out: Tensor,
+        first_row: int, rows: int, nope_dim: int,
     ) -> None:  # fmt: skip
         """One launch."""
         heads = workspace.partial_o.shape[1]
-        v_dim = kv_b.shape[0] // heads - nope_dim
+        weight, of_layer = of_layers(kv_b, self.inputs.token_ids)
+        v_dim = weight.shape[0] // heads - nope_dim
         row_splits = max_splits(self.inputs.block_table.shape[1] * PAGE_SIZE)
         # Few rows need many CTAs to read their chains, many rows should load W_UV seldom.
         tile, cta_rows = 128 if rows * heads >= 512 else 64, min(rows, _EXPAND_ROWS)
-        args: list[Argument] = [workspace.partial_o, self.inputs.context_len[first_row:], kv_b]
+        args: list[Argument] = [workspace.partial_o, self.inputs.context_len[first_row:], weight]
         args += [out[first_row:], c_int32(rows), c_int32(heads), c_int32(nope_dim), c_int32(v_dim)]
-        args += [c_int32(row_splits), c_int32(cta_rows)]
+        args += [c_int32(row_splits), c_int32(cta_rows), *of_layer]
         grid = (v_dim // tile, heads, -(-rows // cta_rows))
         self.library.launch(
             f"landed_expand_{tile}", grid, _EXPAND_THREADS, args, stream=self.stream,

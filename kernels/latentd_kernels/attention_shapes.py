@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from latentd_kernels.geometry import LATENT_DIM, PAGE_SIZE, ROPE_DIM, ROW_DIM
+from latentd_kernels.layer_weights import LayerWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from latentd_kernels.function import Argument
 
 MAX_HEADS: Final = 128
 MAX_CALL_ROWS: Final = 128
@@ -61,6 +64,14 @@ def check_row_stride(name: str, x: Tensor, row_dim: int) -> int:
             f"{name}: rows of stride {x.stride(0)} at {x.data_ptr():#x} must start on 16 bytes"
         )
     return x.stride(0)
+
+
+def of_layers(kv_b: Tensor | LayerWeights, layer: Tensor) -> tuple[Tensor, list[Argument]]:
+    """The weight that tells the shape, and the kernels' last two arguments: where the weights of
+    all layers are and the layer that the step names, or nothing (that one weight)."""
+    if isinstance(kv_b, LayerWeights):
+        return kv_b.tensors[0], [kv_b.addresses, layer]
+    return kv_b, [None, None]
 
 
 def head_widths(kv_b: Tensor, heads: int, nope_dim: int) -> int:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from latentd_kernels.attend_rows import AttendRing
+    from latentd_kernels.layer_weights import LayerWeights
+
 Numerics = Literal["f32", "landed"]
 
 
@@ -170,15 +173,15 @@ class Ops(Protocol):
     def absorb(
         self,
         q: Tensor,
-        kv_b: Tensor,
+        kv_b: Tensor | LayerWeights,
         rope: Rope | None,
         out: Tensor,
         rows: int,
         nope_dim: int,
     ) -> None:
         """out[r, h] = [W_UK[h]^T q_nope | rotated q_rope]. q [rows, heads * (nope + 64)] act
-        (row stride free), kv_b [heads * (nope + v), 512] act as in the checkpoint, out
-        [rows, heads, 576] act."""
+        (row stride free), kv_b [heads * (nope + v), 512] act as in the checkpoint (or that of
+        every layer: LayerWeights), out [rows, heads, 576] act."""
 
     def append_absorb(
         self, kv: Tensor, norm_weight: Tensor, eps: float, rope: Rope | None, slab: Tensor,
@@ -197,11 +200,21 @@ class Ops(Protocol):
         which changes no bit of any row."""
 
     def expand(
-        self, workspace: AttentionWorkspace, kv_b: Tensor, out: Tensor, first_row: int, rows: int,
-        nope_dim: int,
+        self, workspace: AttentionWorkspace, kv_b: Tensor | LayerWeights, out: Tensor,
+        first_row: int, rows: int, nope_dim: int,
     ) -> None:  # fmt: skip
         """Combine the splits of each row in one fixed order (o_lat lands) and
         out[r, h] = W_UV[h] o_lat[h]. out [>=first_row + rows, heads * v] act."""
+
+    def take_rows(self, ring: AttendRing, layers: int, rows: int) -> None:
+        """Bring q and kv of this step's ring entry to the device, and fill the rows' entries of
+        ring.table: of the layers that token_ids name. In front of `zero_pages`."""
+
+    def store_rows(self, ring: AttendRing, slab: Tensor, rows: int) -> None:
+        """Store ring.kv at kv_row (-1 skips a row), which counts the layer in."""
+
+    def give_rows(self, ring: AttendRing, rows: int) -> None:
+        """Hand ring.o to the host, in this step's ring entry; `publish` comes behind it."""
 
     def norm_route(
         self, x: Tensor, norm_weight: Tensor, eps: float, normed: Tensor, router: Tensor,

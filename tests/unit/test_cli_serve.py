@@ -166,6 +166,20 @@ def test_bench_steps_measures_every_case(daemon: Child) -> None:
     assert cases["step, 1 slot, 2 clients"]["device_us"] is None
 
 
+def test_bench_attend_measures_every_case(daemon: Child) -> None:
+    done = latentd(
+        "bench", "attend", "--steps", "20", "--seconds", "5", "--context", "70", "--json",
+        "--endpoint", daemon.endpoint,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)["cases"]
+    assert [case["rows"] for case in cases] == [1, 2, 4]
+    for case in cases:
+        assert 0 < case["p50_us"] <= case["p90_us"] <= case["p99_us"]
+        assert case["p50_us"] <= case["token_us"]
+        assert case["device_us"] > 0
+
+
 def test_the_device_time_of_a_case_is_of_its_own_steps(
     daemon: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +233,7 @@ def test_selftest_reports_what_it_compared(tiny: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 rows have the same bits alone and in batches of 1, 2, 4\n" in done.stdout
     assert "page order: the same bits on " in done.stdout
-    assert done.stdout.splitlines()[-1] == "self-test on cpu passed: all 4 checks"
+    assert done.stdout.splitlines()[-1] == "self-test on cpu passed: all 5 checks"
 
 
 def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Path) -> None:

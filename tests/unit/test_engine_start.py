@@ -42,6 +42,7 @@ def test_cuda_is_refused_without_a_gpu(tiny_dir: Path) -> None:
 def test_the_self_test_passes_and_leaves_nothing_behind(start: Start) -> None:
     engine = start(selftest=True)
     assert [line.split(":")[0] for line in engine.startup.selftest] == [
+        "attend, row alone = row in a run",
         "row alone = row in a batch",
         "logits are finite",
         "stream = steps",
@@ -50,6 +51,22 @@ def test_the_self_test_passes_and_leaves_nothing_behind(start: Start) -> None:
     assert not slab_of(engine).any()
     assert engine.stats()["steps"] == engine.stats()["slots_used"] == 0
     assert (engine.backend.runner.buffers.inputs.block_table == -1).all()  # type: ignore[attr-defined]
+
+
+def test_a_difference_in_attention_fails_the_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    runner = engine.backend.runner  # type: ignore[attr-defined]
+    attend = runner.attend
+
+    def disturbed(rows: int) -> None:
+        attend(rows)
+        runner.buffers.attend.host_o[:, 1] += 1
+
+    monkeypatch.setattr(runner, "attend", disturbed)
+    with pytest.raises(SelftestFailed, match="attend, row alone"):
+        run_selftest(engine).require()
 
 
 def test_the_self_test_needs_an_idle_engine(start: Start) -> None:
@@ -72,7 +89,7 @@ def test_a_difference_fails_the_start(start: Start, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(runner, "decode", disturbed)
     report = run_selftest(engine)
-    assert report.verdict == "FAILED: 1 of 4 checks found a difference"
+    assert report.verdict == "FAILED: 1 of 5 checks found a difference"
     with pytest.raises(SelftestFailed, match="row 0 of bucket 2"):
         report.require()
     assert calls

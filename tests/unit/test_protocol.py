@@ -24,7 +24,7 @@ def test_a_header_comes_back_as_it_was(header: dict[str, object]) -> None:
 @pytest.mark.parametrize("dtype", sorted(protocol.RAW_DTYPES))
 @pytest.mark.parametrize("shape", [(0,), (5,), (2, 3), (2, 0, 3)], ids=str)
 def test_raw_frames_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    array = np.arange(np.prod(shape)).reshape(shape).astype(protocol.RAW_DTYPES[dtype])
     frames = [bytes(frame) for frame in protocol.encode({"id": 1}, [array, array.T])]
     header = protocol.decode_header(frames[0])
     first, second = protocol.decode_raw(header, frames[1:])
@@ -130,7 +130,7 @@ def test_a_field_of_a_wrong_type_is_named(op: str) -> None:
 def good(field: fields.Field) -> object:
     """A value that the field takes."""
     lists = {"ints": [1, 1], "list": [{f.name: good(f) for f in field.inner}], "prompt": [1],
-             "id lists": [[1]]}  # fmt: skip
+             "id lists": [[1]], "seats": [[1, 1, 1]]}  # fmt: skip
     maps = {"map": {f.name: good(f) for f in field.inner if f.required}, "tensor": {"raw": 0}}
     scalars = {"int": 1, "float": 0.5, "bool": True, "str": "x", **maps}
     return (lists | scalars)[field.kind]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attend_promises import random_rows
 from latentd_client import CODES, Client, field_checks, fields, protocol
 from serving import Peer, seat, serving
 
@@ -42,14 +43,15 @@ def test_an_example_is_what_the_code_sends(header: dict[str, Any], frames: list[
 
 @pytest.mark.parametrize("header", [h for h, _ in EXAMPLES if "op" in h], ids=lambda h: h["op"])
 def test_an_example_request_has_the_fields_of_its_operation(header: dict[str, Any]) -> None:
-    table = fields.STEP_ROWS if "rows" in header else fields.OPS[header["op"]]
+    is_batch = header["op"] == "step" and "rows" in header
+    table = fields.STEP_ROWS if is_batch else fields.OPS[header["op"]]
     field_checks.check(table, header, header["op"])
     assert set(header) <= {"v", "id", "op", "raw"} | {field.name for field in table}
 
 
 def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endpoint: str) -> None:
     replies = {h["id"]: set(h) - {"raw"} for h, _ in EXAMPLES if "status" in h and "more" not in h}
-    with serving(endpoint), Peer(endpoint) as peer:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
         hello = peer.ask("hello", versions=[1, 1])
         peer.session = hello["session"]
         opened = peer.ask("open", key="a", prompt=[1, 2, 3])
@@ -73,9 +75,15 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         begun = peer.ask("adopt", [tokens], key="d", begin={**begin, "tokens": {"raw": 0}})
         taken = peer.ask("adopt", [pages, checksums], key="d", put=put)
         adopted = peer.ask("adopt", key="d", commit=True)
+        empty = peer.ask("open", key="e", prompt=[])
+        peer.send(
+            "attend", random_rows(running.engine, 1, 0), layer=0,
+            rows=[[empty["slot"], empty["epoch"], 0]], q={"raw": 0}, latent={"raw": 1},
+        )  # fmt: skip
+        attended, _ = peer.receive()
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
     real |= {21: likely, 22: scored, 24: verified}
-    real |= {31: exported, 32: begun, 33: taken, 34: adopted}
+    real |= {31: exported, 32: begun, 33: taken, 34: adopted, 35: attended}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
         reply.get("error") for reply in (*example(4)["rows"], example(7))

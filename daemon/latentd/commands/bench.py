@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from latentd.commands import bench_kernels
+from latentd.commands import bench_attend, bench_kernels
 from latentd.commands.connecting import add_connection, positive_float, positive_int
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
@@ -48,6 +48,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_connection(parser)
+    bench_attend.add(parts)
     bench_kernels.add(parts)
 
 

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     config = ModelConfig.from_dir(options.model_dir)
     print("\n".join(describe(options.name or options.model_dir.resolve().name, config)))
     if options.weights == "checkpoint":
-        report = inspect(options.model_dir, getattr(torch, options.dtype), config)
+        dtype = getattr(torch, options.dtype)
+        report = inspect(options.model_dir, dtype, config, options.attend_only)
         skipped = f", {len(report.skipped)} not used" if report.skipped else ""
         print(
             f"checkpoint  {len(report.files)} files, {len(report.entries)} tensors, "

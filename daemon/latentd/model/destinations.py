@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd.model.weights import DenseWeights
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from latentd.model.config import ModelConfig
     from latentd.model.weights import MoeWeights, Weights
+
+KV_B: Final = ".self_attn.kv_b_proj.weight"
+"""The end of the names of what attention needs."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Destination:
 def destinations(config: ModelConfig, weights: Weights) -> dict[str, Destination]:
     """Every tensor of the checkpoint by its published name, with the place it fills."""
     found: dict[str, Destination] = {}
+    if not weights.norm.numel():  # allocated for attention only
+        for index, layer in enumerate(weights.layers):
+            kv_b = layer.attention.kv_b
+            found[f"model.layers.{index}{KV_B}"] = Destination(tuple(kv_b.shape), kv_b)
+        return found
 
     def put(name: str, view: Tensor, shape: tuple[int, ...] | None = None) -> None:
         found[name] = Destination(shape or tuple(view.shape), view)
@@ -41,7 +49,7 @@ def destinations(config: ModelConfig, weights: Weights) -> dict[str, Destination
             put(prefix + "self_attn.q_a_layernorm.weight", attention.q_norm)
             put(prefix + "self_attn.q_b_proj.weight", attention.q_b)
         put(prefix + "self_attn.kv_a_layernorm.weight", attention.kv_norm)
-        put(prefix + "self_attn.kv_b_proj.weight", attention.kv_b)
+        put(f"model.layers.{index}{KV_B}", attention.kv_b)
         put(prefix + "self_attn.o_proj.weight", attention.o)
         put(prefix + "post_attention_layernorm.weight", layer.mlp_norm)
         if isinstance(layer.mlp, DenseWeights):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from latentd.model.weights import AttentionWeights, DenseWeights, MoeWeights, allocate
+from latentd_kernels.geometry import LATENT_DIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from latentd.model.weights import Weights
 
 
-def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype,
-                   seed: int) -> Weights:  # fmt: skip
+def random_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int,
+    attend_only: bool = False,
+) -> Weights:  # fmt: skip
     """Weights drawn on `device` from `seed`, scaled so that activations keep a size near one.
 
     A run in bfloat16 gets bf16 values on both backends; the same seed gives other values on
-    another backend, and the content hash says so.
+    another backend or with `attend_only`, and the content hash says so.
     """
-    weights = allocate(config, device)
+    weights = allocate(config, device, attend_only)
     generator = torch.Generator(device).manual_seed(seed)
     land = dtype is torch.bfloat16 and device.type == "cpu"
 
@@ -34,6 +37,21 @@ def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
             if land:
                 part.copy_(part.to(torch.bfloat16))
 
+    if attend_only:
+        for layer in weights.layers:
+            draw(layer.attention.kv_b, LATENT_DIM**-0.5)
+    else:
+        _draw_all(config, weights, draw)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the engine reads them on a stream of its own
+    kind = "kv_b" if attend_only else "random"
+    text = f"{kind} {seed} {device.type} {torch.__version__} {dtype} {config!r}"
+    return replace(weights, content_hash=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _draw_all(
+    config: ModelConfig, weights: Weights, draw: Callable[[torch.Tensor, float], None]
+) -> None:
     draw(weights.embed, 1.0)
     if weights.head is not weights.embed:
         draw(weights.head, config.hidden_size**-0.5)
@@ -43,10 +61,6 @@ def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
         layer.mlp_norm.fill_(1.0)
         _draw_attention(layer.attention, draw, branch)
         _draw_mlp(layer.mlp, draw, branch)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # the engine reads them on a stream of its own
-    text = f"random {seed} {device.type} {torch.__version__} {dtype} {config!r}"
-    return replace(weights, content_hash=hashlib.sha256(text.encode()).hexdigest())
 
 
 def _draw_attention(

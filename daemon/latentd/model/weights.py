@@ -75,9 +75,12 @@ def weight_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def allocate(config: ModelConfig, device: torch.device) -> Weights:
-    """Unfilled weights on `device` ("meta" gives the shapes alone)."""
+def allocate(config: ModelConfig, device: torch.device, attend_only: bool = False) -> Weights:
+    """Unfilled weights on `device` ("meta" gives the shapes alone); with `attend_only` all but
+    kv_b are empty."""
     dtype = torch.bfloat16 if device.type == "meta" else weight_dtype(device)
+    if attend_only:
+        return _allocate_kv_b(config, device, dtype)
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -104,6 +107,17 @@ def allocate(config: ModelConfig, device: torch.device) -> Weights:
     return Weights(embed, tuple(layers), new(config.hidden_size), head)
 
 
+def _allocate_kv_b(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
+    nothing = torch.empty(0, dtype=dtype, device=device)
+    rows = config.num_heads * (config.nope_dim + config.v_dim)
+    layers = []
+    for _ in range(config.num_layers):
+        kv_b = torch.empty(rows, LATENT_DIM, dtype=dtype, device=device)
+        attention = AttentionWeights(nothing, nothing, None, None, nothing, kv_b, nothing)
+        layers.append(LayerWeights(attention, nothing, DenseWeights(nothing, nothing)))
+    return Weights(nothing, tuple(layers), nothing, nothing)
+
+
 def _allocate_moe(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> MoeWeights:
     moe, hidden = config.moe, config.hidden_size
     assert moe is not None
@@ -128,8 +142,8 @@ def tensors(weights: Weights) -> list[Tensor]:
     return found if weights.head is weights.embed else [*found, weights.head]
 
 
-def weight_bytes(config: ModelConfig, device: torch.device) -> int:
+def weight_bytes(config: ModelConfig, device: torch.device, attend_only: bool = False) -> int:
     """Bytes that the weights take on `device`; allocates nothing."""
     wide = weight_dtype(device).itemsize
-    shapes = tensors(allocate(config, torch.device("meta")))
+    shapes = tensors(allocate(config, torch.device("meta"), attend_only))
     return sum(t.numel() * max(t.dtype.itemsize, wide) for t in shapes)

@@ -115,8 +115,11 @@ LATENTD_DEVICE void absorb(const Args& args) {
 #define LATENTD_ABSORB(name, nope)                                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads)                                                               \
       name(const bf16* q, int64_t q_stride, const bf16* kv_b, const float* inv_freq, float magnitude, int interleaved, \
-           const int* context_len, bf16* out, int rows, int v_dim) {                                                   \
-    const Args args = {q, q_stride, kv_b, inv_freq, magnitude, interleaved, context_len, out, rows, v_dim};            \
+           const int* context_len, bf16* out, int rows, int v_dim, const bf16* const* by_layer, const int* layer) {    \
+    const Args args = {q,           q_stride,  of_layer(kv_b, by_layer, layer),                                        \
+                       inv_freq,    magnitude, interleaved,                                                            \
+                       context_len, out,       rows,                                                                   \
+                       v_dim};                                                                                         \
     absorb<nope>(args);                                                                                                \
   }
 

@@ -33,6 +33,11 @@ LATENTD_DEVICE void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// A weight, or with `by_layer` [layers] (where that of every layer is) the one of the layer that `stage` wrote for the
+// step's first row, -1 for padding; both may be read before the wait. A graph so captured serves every layer.
+LATENTD_DEVICE const bf16* of_layer(const bf16* weight, const bf16* const* by_layer, const int* layer) {
+  return by_layer == nullptr ? weight : by_layer[max(*layer, 0)];
+}
 // For a small kernel in front of one that loads much: CTAs that start while others still leave fill each SM that comes
 // free, so that some SMs get two and others none, and their first loads stand in the way of those of the small kernel.
 // Behind the wait the card is empty, and CTAs spread evenly.

@@ -184,12 +184,13 @@ LATENTD_DEVICE void expand(const Args& args) {
 
 }  // namespace
 
-#define LATENTD_EXPAND(name, partial)                                                                           \
-  extern "C" __global__ void __launch_bounds__(512)                                                             \
-      name(const void* partial_o, const float* partial_ml, const int* split_start, const bf16* kv_b, bf16* out, \
-           int rows, int nope_dim, int v_dim, int rows_per_cta) {                                               \
-    const Args args = {partial_o, partial_ml, split_start, kv_b, out, rows, nope_dim, v_dim, rows_per_cta};     \
-    expand<partial>(args);                                                                                      \
+#define LATENTD_EXPAND(name, partial)                                                                            \
+  extern "C" __global__ void __launch_bounds__(512)                                                              \
+      name(const void* partial_o, const float* partial_ml, const int* split_start, const bf16* kv_b, bf16* out,  \
+           int rows, int nope_dim, int v_dim, int rows_per_cta, const bf16* const* by_layer, const int* layer) { \
+    const Args args = {partial_o, partial_ml, split_start, of_layer(kv_b, by_layer, layer), out, rows,           \
+                       nope_dim,  v_dim,      rows_per_cta};                                                     \
+    expand<partial>(args);                                                                                       \
   }
 
 // kernel expand_f32: combines the splits of each row and multiplies with W_UV, f32 mode.

@@ -25,6 +25,7 @@ from latentd_kernels.reference.base import ReferenceBase
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from latentd_kernels.layer_weights import LayerWeights
     from latentd_kernels.ops import AttentionWorkspace, Rope
 
 
@@ -58,10 +59,11 @@ class ReferenceAttention(ReferenceBase):
             into[LATENT_DIM:] = rotate(rope_half, positions[row] - 1, rope)
 
     def absorb(
-        self, q: Tensor, kv_b: Tensor, rope: Rope | None, out: Tensor, rows: int, nope_dim: int
-    ) -> None:
+        self, q: Tensor, kv_b: Tensor | LayerWeights, rope: Rope | None, out: Tensor, rows: int,
+        nope_dim: int,
+    ) -> None:  # fmt: skip
         """See Ops.absorb. Raises ValueError for head counts and widths that no kernel has."""
-        heads = out.shape[1]
+        heads, kv_b = out.shape[1], self._of_layer(kv_b)
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         w_uk = kv_b.float().view(heads, nope_dim + v_dim, LATENT_DIM)[:, :nope_dim]
         positions = self.inputs.context_len[:rows].tolist()
@@ -111,7 +113,7 @@ class ReferenceAttention(ReferenceBase):
     def expand(
         self,
         workspace: AttentionWorkspace,
-        kv_b: Tensor,
+        kv_b: Tensor | LayerWeights,
         out: Tensor,
         first_row: int,
         rows: int,
@@ -119,7 +121,7 @@ class ReferenceAttention(ReferenceBase):
     ) -> None:
         """See Ops.expand. Raises ValueError for shapes that no kernel has."""
         shapes.check_rows(rows)
-        heads = workspace.partial_o.shape[1]
+        heads, kv_b = workspace.partial_o.shape[1], self._of_layer(kv_b)
         v_dim = shapes.head_widths(kv_b, heads, nope_dim)
         w_uv = kv_b.float().view(heads, nope_dim + v_dim, LATENT_DIM)[:, nope_dim:]
         starts = self.inputs.split_start[first_row : first_row + rows + 1].tolist()
@@ -131,6 +133,12 @@ class ReferenceAttention(ReferenceBase):
             latent = self._combine(workspace.partial_o[items], workspace.partial_ml[items])
             landed = _land(latent, out.dtype == torch.bfloat16)
             out[first_row + i] = torch.bmm(landed[:, None], w_uv.mT).flatten()
+
+    def _of_layer(self, kv_b: Tensor | LayerWeights) -> Tensor:
+        """The weight of the layer that the step names, if it names one; padding names the first."""
+        if isinstance(kv_b, torch.Tensor):
+            return kv_b
+        return kv_b.tensors[max(0, int(self.inputs.token_ids[0]))]
 
     def _gather(self, slab: Tensor, layer: int, slot: int, length: int) -> Tensor:
         """Rows 0 .. length - 1 of a slot's context, zeros up to the end of its last split.

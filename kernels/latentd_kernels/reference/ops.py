@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latentd_kernels.reference.attend_rows import ReferenceAttendRows
 from latentd_kernels.reference.attention import ReferenceAttention
 from latentd_kernels.reference.limits import ReferenceLimits
 from latentd_kernels.reference.moe import ReferenceMoe
@@ -12,6 +13,7 @@ from latentd_kernels.reference.steps import ReferenceSteps
 
 class ReferenceOps(
     ReferenceAttention,
+    ReferenceAttendRows,
     ReferenceMoe,
     ReferenceLimits,
     ReferenceSampling,

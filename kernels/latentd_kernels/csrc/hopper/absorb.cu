@@ -254,10 +254,11 @@ LATENTD_DEVICE void absorb(const Args& args) {
   extern "C" __global__ void __launch_bounds__(2 * cols)                                                               \
       name(const bf16* q, int64_t q_stride, const bf16* kv_b, const float* inv_freq, float magnitude, int interleaved, \
            const int* context_len, bf16* out, int rows, int v_dim, const bf16* kv, int64_t kv_stride,                  \
-           const bf16* norm_weight, float eps, const int64_t* kv_row, bf16* slab, int layer) {                         \
+           const bf16* norm_weight, float eps, const int64_t* kv_row, bf16* slab, int layer,                           \
+           const bf16* const* by_layer, const int* of) {                                                               \
     const RopeArgs rope = {inv_freq, magnitude, interleaved, context_len};                                             \
     const AppendArgs append = {kv, kv_stride, norm_weight, eps, kv_row, slab, layer};                                  \
-    const Args args = {q, q_stride, kv_b, rope, out, rows, v_dim, append};                                             \
+    const Args args = {q, q_stride, of_layer(kv_b, by_layer, of), rope, out, rows, v_dim, append};                     \
     absorb<nope, cols, rows_, is_direct>(args);                                                                        \
   }
 

@@ -296,10 +296,11 @@ LATENTD_DEVICE void expand(const Args& args) {
 
 #define LATENTD_EXPAND(threads, ctas, values, cluster, parts)                                                        \
   extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, ctas)                        \
-      expand_hopper_##values##_c##cluster##_p##parts(const bf16* node_o, const float2* node_ml,                      \
-                                                     const RowPlan* row_plan, const bf16* kv_b, bf16* out, int rows, \
-                                                     int rows_per_cta, int nope_dim, int v_dim) {                    \
-    const Args args = {node_o, node_ml, row_plan, kv_b, out, rows, rows_per_cta, nope_dim, v_dim};                   \
+      expand_hopper_##values##_c##cluster##_p##parts(                                                                \
+          const bf16* node_o, const float2* node_ml, const RowPlan* row_plan, const bf16* kv_b, bf16* out, int rows, \
+          int rows_per_cta, int nope_dim, int v_dim, const bf16* const* by_layer, const int* layer) {                \
+    const Args args = {node_o,       node_ml,  row_plan, of_layer(kv_b, by_layer, layer), out, rows,                 \
+                       rows_per_cta, nope_dim, v_dim};                                                               \
     expand<threads, values, cluster, parts>(args);                                                                   \
   }
 

@@ -213,10 +213,12 @@ class ExpandQuarter {
 // launch: grid (4, heads, rows), 256 threads.
 extern "C" __global__ void __cluster_dims__(kQuarters, 1, 1) __maxnreg__(96)
     expand_hopper_quarters(const bf16* node_o, const float2* node_ml, const RowPlan* row_plan, const bf16* kv_b,
-                           bf16* out, int rows, int rows_per_cta, int nope_dim, int v_dim) {
+                           bf16* out, int rows, int rows_per_cta, int nope_dim, int v_dim, const bf16* const* by_layer,
+                           const int* layer) {
   pdl_launch();
   __shared__ Smem smem;
-  const Args args = {node_o, node_ml, row_plan, kv_b, out, rows, rows_per_cta, nope_dim, v_dim};
+  const Args args = {node_o,       node_ml,  row_plan, of_layer(kv_b, by_layer, layer), out, rows,
+                     rows_per_cta, nope_dim, v_dim};
   ExpandQuarter cta(args, smem);
   cta.prepare();
   pdl_wait();

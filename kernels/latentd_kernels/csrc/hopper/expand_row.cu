@@ -193,9 +193,11 @@ class ExpandRow {
 // launch: grid (v / 128, heads, rows), 512 threads, sizeof(Smem) bytes.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     expand_hopper_row(const bf16* node_o, const float2* node_ml, const RowPlan* row_plan, const bf16* kv_b, bf16* out,
-                      int rows, int rows_per_cta, int nope_dim, int v_dim) {
+                      int rows, int rows_per_cta, int nope_dim, int v_dim, const bf16* const* by_layer,
+                      const int* layer) {
   extern __shared__ __align__(16) char raw[];
-  const Args args = {node_o, node_ml, row_plan, kv_b, out, rows, rows_per_cta, nope_dim, v_dim};
+  const Args args = {node_o,       node_ml,  row_plan, of_layer(kv_b, by_layer, layer), out, rows,
+                     rows_per_cta, nope_dim, v_dim};
   ExpandRow cta(args, *reinterpret_cast<Smem*>(raw));
   cta.prepare();
   pdl_wait_then_launch();  // the output projection follows

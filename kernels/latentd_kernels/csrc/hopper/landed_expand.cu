@@ -216,12 +216,14 @@ LATENTD_DEVICE void expand(const ExpandArgs& args) {
 
 }  // namespace
 
-#define LATENTD_EXPAND_LANDED(tile)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(kExpandThreads)                                                       \
-      landed_expand_##tile(const float* partial_o, const int* context_len, const bf16* kv_b, bf16* out, int rows,    \
-                           int heads, int nope_dim, int v_dim, int row_splits, int cta_rows) {                       \
-    const ExpandArgs args = {partial_o, context_len, kv_b, out, rows, heads, nope_dim, v_dim, row_splits, cta_rows}; \
-    expand<tile>(args);                                                                                              \
+#define LATENTD_EXPAND_LANDED(tile)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(kExpandThreads) landed_expand_##tile(                                  \
+      const float* partial_o, const int* context_len, const bf16* kv_b, bf16* out, int rows, int heads, int nope_dim, \
+      int v_dim, int row_splits, int cta_rows, const bf16* const* by_layer, const int* layer) {                       \
+    const ExpandArgs args = {                                                                                         \
+        partial_o,  context_len, of_layer(kv_b, by_layer, layer), out, rows, heads, nope_dim, v_dim,                  \
+        row_splits, cta_rows};                                                                                        \
+    expand<tile>(args);                                                                                               \
   }
 
 // kernel landed_expand_64, landed_expand_128: adds the chains of each row and multiplies with W_UV, landed chain on

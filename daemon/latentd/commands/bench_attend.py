@@ -1,0 +1,161 @@
+"""`latentd bench attend`: what attention of one layer costs an engine that runs the rest."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentd.commands.connecting import add_connection, positive_float, positive_int
+from latentd.commands.latency import WARM_UP
+from latentd.commands.parsing import Parser, add_command
+from latentd_client import Client, __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from latentd_client import DaemonInfo, Slot
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a case, in microseconds of a request as the client sees it; `token_us` is the
+    median of all layers of a position, one after the other. `device_us` is the device's median of
+    its last attentions."""
+
+    rows: int
+    requests: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    token_us: float
+    device_us: float
+
+
+def add(parts: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        parts, "attend", "latency of attention of one layer at a time, for engines that run the "
+        "rest of the model", run,
+    )  # fmt: skip
+    parser.add_argument(
+        "--rows", type=positive_int, action="append", default=[], metavar="N",
+        help="slots in a request; may be given again (default 1, 2, 4, ... that fit)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=positive_int, default=128, metavar="N",
+        help="positions of each case (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=positive_float, default=10.0, metavar="S",
+        help="end a case after this time (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=positive_int, default=16, metavar="N",
+        help="positions in each slot at the start (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_connection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure case by case, printing each as it is done."""
+    with Client(args.endpoint, timeout_s=args.timeout_s) as client:
+        info = client.info
+        if args.context >= info.max_ctx:
+            args.parser.error(f"--context {args.context}: at most {info.max_ctx - 1} here")
+        most = info.buckets[-1]
+        for rows in args.rows:
+            if rows > most:
+                args.parser.error(f"--rows {rows}: at most {most} here")
+        counts = args.rows or [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= most]
+        results = (_measure(client, rows, args) for rows in counts)
+        if args.json:
+            facts = {name: getattr(info, name) for name in ("model", "device", "dtype", "numerics")}
+            cases = [asdict(result) for result in results]
+            report = {"latentd": __version__, "daemon": facts, "context": args.context}
+            json.dump({**report, "cases": cases}, sys.stdout, indent=2)
+            print()
+            return 0
+        print(
+            f"{info.model} on {info.device}, {info.numerics}, {info.layers} layers, "
+            f"{args.context} tokens at the start"
+        )
+        print(
+            f"{'rows':>5}{'requests':>10}{'p50 us':>10}{'p90 us':>10}{'p99 us':>10}"
+            f"{'device us':>11}{'token us':>11}"
+        )
+        for row in results:
+            print(
+                f"{row.rows:>5}{row.requests:>10}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
+                f"{row.p99_us:>10.1f}{row.device_us:>11.1f}{row.token_us:>11.1f}",
+                flush=True,
+            )
+    return 0
+
+
+def _measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
+    slots = [client.open([]) for _ in range(rows)]
+    q, latent = draw(client.info, rows)
+    try:
+        _fill(client, slots, args.context)
+        times: list[float] = []
+        tokens: list[float] = []
+        deadline = time.perf_counter() + args.seconds
+        for number in range(args.steps + WARM_UP):
+            layers = list(_position(client, slots, q, latent, args.context))
+            if number >= WARM_UP:
+                times += layers
+                tokens.append(sum(layers))
+                if time.perf_counter() > deadline:
+                    break
+        times_of = client.stats().get("attend_device_us")
+    finally:
+        for slot in slots:
+            slot.close()
+    p50, p90, p99 = (round(float(value), 1) for value in np.percentile(times, (50, 90, 99)))
+    device_us = float(times_of["p50"]) if isinstance(times_of, dict) else 0.0
+    token_us = round(float(np.median(tokens)), 1)
+    return Measured(rows, len(times), p50, p90, p99, token_us, device_us)
+
+
+def _position(
+    client: Client, slots: list[Slot], q: np.ndarray, latent: np.ndarray, context: int
+) -> Iterator[float]:
+    """All layers of the next position of all slots, each request's time; full slots start over."""
+    if slots[0].context_len >= client.info.max_ctx:
+        for slot in slots:
+            slot.truncate(context)
+    rows = [(slot, slot.context_len) for slot in slots]
+    for layer in range(client.info.layers):
+        start = time.perf_counter()
+        client.attend(layer, rows, q, latent)
+        yield (time.perf_counter() - start) * 1e6
+
+
+def _fill(client: Client, slots: list[Slot], length: int) -> None:
+    """Grow the slots by runs of rows of the last layer; the other layers hold zeros there."""
+    for slot in slots:
+        while slot.context_len < length:
+            count = min(client.info.buckets[-1], length - slot.context_len)
+            rows = [(slot, slot.context_len + row) for row in range(count)]
+            client.attend(client.info.layers - 1, rows, *draw(client.info, count))
+
+
+def draw(info: DaemonInfo, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random q and latents of so many rows, as the daemon's dtype has them."""
+    rng = np.random.default_rng(rows)
+    q = rng.standard_normal((rows, info.heads, info.nope_dim + 64), np.float32)
+    latent = rng.standard_normal((rows, 576), np.float32)
+    if info.dtype == "float32":
+        return q, latent
+    return _bits(q), _bits(latent)
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
