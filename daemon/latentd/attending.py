@@ -30,6 +30,14 @@ class Attended(NamedTuple):
     digest: bytes
 
 
+class Written(NamedTuple):
+    """What a slot holds behind its length, which is `pos`: of each layer that was written there, in
+    order, the position behind the last one."""
+
+    pos: int
+    ends: list[int]
+
+
 @dataclass(eq=False, slots=True)
 class AttendRequest:
     """Rows of one layer. `rows` are (slot_id, epoch, pos); those of one slot stand together and
@@ -69,6 +77,22 @@ class AttendTask:
     def rows(self) -> int:
         """Rows that it takes."""
         return len(self.request.rows)
+
+
+def ends_behind(slot: Slot) -> list[int]:
+    """`Written.ends` of a slot; empty where nothing was written."""
+    written = slot.written
+    return written.ends if written is not None and written.pos == slot.length else []
+
+
+def note_written(slot: Slot, layer: int, end: int) -> None:
+    """A layer was written up to `end`; the one in front of it had been."""
+    ends = ends_behind(slot)
+    if not ends:
+        slot.written = Written(slot.length, ends)
+    if layer == len(ends):
+        ends.append(end)
+    ends[layer] = max(ends[layer], end)
 
 
 def digest_of(latent: Bits) -> bytes:

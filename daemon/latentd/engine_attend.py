@@ -13,6 +13,8 @@ from latentd.attending import (
     Run,
     are_finite,
     digest_of,
+    ends_behind,
+    note_written,
 )
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, ROPE_DIM, ROW_DIM
@@ -90,6 +92,7 @@ class Attends:
             if pos != slot.length and self._repeats(slot, request, first, count):
                 return Run(slot, first, count, pos, True)
             self.admission.idle_slot(slot_id, epoch, pos)
+            _check_order(slot, request.layer, pos + count)
             if pos + count > self.slots.max_ctx:
                 self.admission.ready_slot(slot_id, epoch, pos)
                 text = f"slot {slot_id} would hold {pos + count} tokens"
@@ -134,12 +137,28 @@ class Attends:
             if slot.task is not task:
                 continue
             slot.task = None
-            if task.is_last and not run.is_repeated:
+            if run.is_repeated:
+                continue
+            if task.is_last:
                 slot.tokens[run.pos : length] = np.full(run.rows, UNKNOWN, np.int32).data
                 slot.length, slot.token = length, None
                 latent = task.request.latent[run.first : run.first + run.rows]
                 slot.attended = Attended(run.pos, digest_of(latent))
+            else:
+                note_written(slot, task.request.layer, run.pos + run.rows)
         return lengths
+
+
+def _check_order(slot: Slot, layer: int, end: int) -> None:
+    """Refuse a layer in front of which one was skipped: that would hold zeros for ever."""
+    ends = ends_behind(slot)
+    if not layer or (layer <= len(ends) and ends[layer - 1] >= end):
+        return
+    missing = next((i for i, stop in enumerate(ends) if stop < end), len(ends))
+    pos = max([slot.length, *ends[missing : missing + 1]])
+    text = f"layer {layer} of slot {slot.slot_id} came before layer {missing}, of which position "
+    text += f"{pos} is not there yet; send the layers in order, from 0 on"
+    raise RequestRejected("position_conflict", text, context_len=slot.length, layer=missing)
 
 
 def _runs(rows: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from latentd.attending import Written
 from latentd.operations import AttendDone, SamplingParams
 from latentd.selftest_probe import CPU_LENGTHS, slab_of
 from latentd_kernels.geometry import PAGE_SIZE, ROPE_DIM, ROW_DIM
@@ -47,7 +48,7 @@ def check_attends(engine: Engine, report: SelftestReport) -> None:
 
 
 class _Scratch:
-    """A slot whose positions are written in the last layer only."""
+    """A slot whose positions are written in the last layer only, as if the others had been."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -77,10 +78,12 @@ class _Scratch:
             latent.append(rng.standard_normal(ROW_DIM, np.float32))
         rows = [(slot.slot_id, slot.epoch, pos) for pos in range(first, stop)]
         bits = (self._bits(np.stack(values)) for values in (q, latent))
+        seat = engine.slots.slots[slot.slot_id]
+        seat.written = Written(first, [stop] * (info.layers - 1))
         engine.admit_attend(info.layers - 1, rows, *bits)
         done = self._run_all()[-1]
         assert isinstance(done, AttendDone)
-        self._touched.update(engine.slots.slots[slot.slot_id].pages)
+        self._touched.update(seat.pages)
         return [o.tobytes() for o in done.o]
 
     def clean_up(self) -> None:

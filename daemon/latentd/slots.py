@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from latentd.attending import Attended
+    from latentd.attending import Attended, Written
     from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.pages import PagePool
@@ -44,7 +44,7 @@ class Slot:
     without a prefix cache."""
 
     __slots__ = ("attended", "borrowed", "chain", "epoch", "length", "limits", "mapped", "pages",
-                 "sampling", "slot_id", "synced", "task", "token", "tokens")  # fmt: skip
+                 "sampling", "slot_id", "synced", "task", "token", "tokens", "written")  # fmt: skip
 
     def __init__(self, slot_id: int, tokens: memoryview) -> None:
         self.slot_id = slot_id
@@ -60,6 +60,7 @@ class Slot:
         self.synced = 0  # leading entries that the device's block table holds too
         self.mapped = 0  # entries of the device's row that are not -1
         self.attended: Attended | None = None  # its last positions, where a client attends
+        self.written: Written | None = None  # what it holds of the next ones
         self.borrowed = False  # the last, partly filled page may be others' too: see Sharing.own
 
 
@@ -171,6 +172,8 @@ class SlotTable:
         keep = num_pages(length)
         if keep >= len(slot.pages):
             return
+        if slot.written is not None and slot.written.ends[0] > keep * PAGE_SIZE:
+            slot.written = None
         self.pool.release(reversed(slot.pages[keep:]))
         del slot.pages[keep:]
         self.table[slot.slot_id, keep:] = -1
@@ -193,7 +196,8 @@ class SlotTable:
         """Drop the tokens behind the first `length`, and the last sampled one."""
         if self.full:
             self.note_full()
-        slot.length, slot.token, slot.attended = length, None, None
+        slot.length, slot.token = length, None
+        slot.attended = slot.written = None
         slot.borrowed = length % PAGE_SIZE > 0
         del slot.chain[1 + length // PAGE_SIZE :]
         self.cut(slot, length)

@@ -8,48 +8,16 @@ import numpy as np
 import pytest
 
 import scenarios
+from attend_calls import GREEDY, attend, fill, open_empty, seats
 from attend_promises import random_rows, run_all
 from fakes import FakeEngine, fake_attention, latent_id
-from latentd.operations import AttendDone, Failed, OpenDone, SamplingParams, StreamTokens
+from latentd.operations import AttendDone, Failed, StreamTokens
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from latentd.operations import OpenRequest
+    from collections.abc import Callable
 
     Change = Callable[[np.ndarray], np.ndarray]
-
-GREEDY = SamplingParams(seed=0)
-
-
-def open_empty(engine: FakeEngine) -> OpenRequest:
-    request = engine.admit_open([], GREEDY, False)
-    assert isinstance(run_all(engine)[-1], OpenDone)
-    return request
-
-
-def seats(*rows: tuple[OpenRequest, int]) -> list[tuple[int, int, int]]:
-    return [(slot.slot_id, slot.epoch, pos) for slot, pos in rows]
-
-
-def attend(
-    engine: FakeEngine, layer: int, rows: Sequence[tuple[OpenRequest, int]], seed: int
-) -> AttendDone:
-    engine.admit_attend(layer, seats(*rows), *random_rows(engine, len(rows), seed))
-    (done,) = run_all(engine)
-    assert isinstance(done, AttendDone)
-    engine.slots.check()
-    return done
-
-
-def fill(engine: FakeEngine, slot: OpenRequest, length: int, seed: int = 0) -> None:
-    """All layers of the first positions, eight at a time."""
-    start = engine.slots.slots[slot.slot_id].length
-    for first in range(start, length, 8):
-        rows = [(slot, pos) for pos in range(first, min(first + 8, length))]
-        for layer in range(engine.info.layers):
-            attend(engine, layer, rows, seed + first)
 
 
 def test_each_row_attends_what_its_layer_holds_up_to_its_position() -> None:
@@ -224,6 +192,7 @@ def test_a_slot_does_one_thing_at_a_time() -> None:
 def test_closing_one_of_its_slots_frees_the_others(is_launched: bool) -> None:
     engine = FakeEngine()
     one, two = open_empty(engine), open_empty(engine)
+    attend(engine, 0, [(one, 0), (two, 0)], 0)
     engine.admit_attend(1, seats((one, 0), (two, 0)), *random_rows(engine, 2, 0))
     if is_launched:
         engine.launch()
@@ -242,6 +211,7 @@ def test_closing_one_of_its_slots_frees_the_others(is_launched: bool) -> None:
 def test_requests_of_one_layer_share_a_launch_and_those_of_others_do_not() -> None:
     engine = FakeEngine()
     slots = [open_empty(engine) for _ in range(4)]
+    attend(engine, 0, [(slot, 0) for slot in slots], 0)
     launches = engine.fake.launches
     for layer, slot in zip((0, 1, 0, 1), slots, strict=True):
         engine.admit_attend(layer, seats((slot, 0)), *random_rows(engine, 1, layer))

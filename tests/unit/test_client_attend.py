@@ -101,6 +101,7 @@ def test_the_same_request_in_flight_is_answered_twice_and_another_is_busy(endpoi
         q, latent = random_rows(running.engine, 1, 0)
         fields = {"layer": 1, "rows": [[opened["slot"], opened["epoch"], 0]],
                   "q": {"raw": 0}, "latent": {"raw": 1}}  # fmt: skip
+        assert peer.ask("attend", [q, latent], **{**fields, "layer": 0})["context_len"] == [0]
         for _ in range(3):
             peer.send("attend", [q, latent], **fields)
         replies = [peer.receive() for _ in range(3)]

@@ -139,12 +139,15 @@ def _position(
 
 
 def _fill(client: Client, slots: list[Slot], length: int) -> None:
-    """Grow the slots by runs of rows of the last layer; the other layers hold zeros there."""
+    """Grow the slots by runs of rows, in all layers."""
+    most = client.info.buckets[-1]
+    q, latent = draw(client.info, most)
     for slot in slots:
         while slot.context_len < length:
-            count = min(client.info.buckets[-1], length - slot.context_len)
+            count = min(most, length - slot.context_len)
             rows = [(slot, slot.context_len + row) for row in range(count)]
-            client.attend(client.info.layers - 1, rows, *draw(client.info, count))
+            for layer in range(client.info.layers):
+                client.attend(layer, rows, q[:count], latent[:count])
 
 
 def draw(info: DaemonInfo, rows: int) -> tuple[np.ndarray, np.ndarray]:
