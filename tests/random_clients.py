@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latentd.attending import AttendRequest
 from latentd.operations import (
     AttendDone,
     Failed,
@@ -19,6 +20,7 @@ from latentd.operations import (
 )
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import num_pages
+from random_attends import Attenders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from latentd.operations import Event, StepRequest
 
 NAMES = ("open", "fork", "step", "stream", "verify", "credit", "truncate", "close", "cancel",
-         "export", "adopt", "launch", "run")  # fmt: skip
+         "export", "adopt", "attend", "launch", "run")  # fmt: skip
 """What `Clients.act` does."""
 NEED_IDLE = ("export", "fork", "step", "stream", "truncate", "verify")
 
@@ -54,6 +56,9 @@ class Clients:
     live: list[Record] = field(default_factory=list)
     arriving: list[tuple[Arrival, NDArray[np.uint8], Record]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.attenders = Attenders(self.engine)
+
     def act(self, name: str, who: int, number: int) -> None:
         """One operation; it may be refused."""
         engine = self.engine
@@ -70,6 +75,9 @@ class Clients:
                 request = engine.admit_open(prompt, SamplingParams(), False, "ab"[number % 2])
                 seat = request.slot_id, request.epoch
                 self.live.append(Record(prompt, seat, running=request))
+                return
+            if name == "attend":
+                self.attenders.act(who, number)
                 return
             if name == "adopt" and self.arriving:
                 self.end_adoption(who, number)
@@ -144,6 +152,9 @@ class Clients:
 
     def take(self, event: Event) -> None:
         """Check an event against the record of its slot, if that is still open."""
+        if isinstance(event, AttendDone) or isinstance(event.request, AttendRequest):
+            self.attenders.take(event)
+            return
         record = next((r for r in self.live if r.running is event.request), None)
         if record is None:
             return
@@ -152,7 +163,6 @@ class Clients:
             if isinstance(event.request, OpenRequest):
                 self.live.remove(record)
             return
-        assert not isinstance(event, AttendDone)
         is_one = isinstance(event, OpenDone | StepDone)
         tokens = [event.token] if isinstance(event, OpenDone | StepDone) else event.tokens
         for token in tokens:
@@ -187,8 +197,9 @@ def finish(clients: Clients) -> None:
     engine = clients.engine
     while engine.has_work:
         clients.act("run", 0, 0)
-    for record in list(clients.live):
-        engine.close(*record.seat)
+    seats = [record.seat for record in clients.live]
+    for seat in [*seats, *(held.seat for held in clients.attenders.live)]:
+        engine.close(*seat)
     for arrival, _, _ in clients.arriving:
         engine.transfers.drop(arrival)
     check(engine)

@@ -23,8 +23,8 @@ OPERATIONS_EACH = 10_000
 """Of one engine."""
 STORM_STEPS = 500
 COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
-           "refused")  # fmt: skip
-WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2}
+           "attend_rows", "refused")  # fmt: skip
+WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2, "attend": 2}
 """How often an operation is drawn; the others once."""
 
 
