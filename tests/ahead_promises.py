@@ -56,10 +56,7 @@ def a_stream_has_the_bits_of_steps(
     _close(engine, slot, expected)
     for mates in (0, others):
         scenarios.scramble(engine, mates)
-        beside = [
-            scenarios.open_slot(engine, scenarios.draw_tokens(1 + n * 37 % length, n))
-            for n in range(mates)
-        ]
+        beside = _open_mates(engine, mates, length)
         slot = scenarios.open_slot(engine, prompt, sampling)
         found = _stream_beside(engine, slot, steps, beside)
         _close(engine, slot, found)
@@ -69,9 +66,11 @@ def a_stream_has_the_bits_of_steps(
         assert found == expected, f"beside {mates} others"
 
 
-def a_stream_taken_back_has_the_bits_of_steps(engine: Engine, length: int, steps: int) -> None:
+def a_stream_taken_back_has_the_bits_of_steps(
+    engine: Engine, length: int, steps: int, others: int
+) -> None:
     """The same behind a long prompt that runs once: steps, which a truncate takes back, and a
-    stream, which begins with a named token."""
+    stream beside `others` with short prompts, which begins with a named token."""
     slot = scenarios.open_slot(engine, scenarios.draw_tokens(length, 1))
     first = slot.token
     logits = scenarios.step(engine, [(slot, None)])
@@ -83,23 +82,29 @@ def a_stream_taken_back_has_the_bits_of_steps(engine: Engine, length: int, steps
     scenarios.take_back(engine, slot, length)
     assert scenarios.step(engine, [(slot, first)]) == logits[:1]
     scenarios.take_back(engine, slot, length)
-    request = StreamRequest(*_seat(slot), length, steps + 1, scenarios.NO_STOP, steps + 1)
-    engine.admit_stream(request, first, None)
-    found = Outcome()
-    for event in scenarios.run_all(engine):
-        assert isinstance(event, StreamTokens)
-        _note(found, event.tokens, event.logprobs)
-    slot.length = length + steps + 1
+    beside = _open_mates(engine, others, PAGE_SIZE)
+    found = _stream_beside(engine, slot, steps + 1, beside, first)
     assert found.tokens == stepped
     assert scenarios.step(engine, [(slot, 5)]) == logits[1:]
 
 
-def _stream_beside(engine: Engine, slot: Tracked, steps: int, beside: Sequence[Tracked]) -> Outcome:
-    """Stream a slot while others join with streams of all lengths, leave, and join again; every
-    seventh takes single steps."""
+def _open_mates(engine: Engine, count: int, longest: int) -> list[Tracked]:
+    """Slots with prompts of their own, of 1 to `longest` tokens."""
+    lengths = [1 + n * 37 % longest for n in range(count)]
+    return [
+        scenarios.open_slot(engine, scenarios.draw_tokens(length, n))
+        for n, length in enumerate(lengths)
+    ]
+
+
+def _stream_beside(
+    engine: Engine, slot: Tracked, steps: int, beside: Sequence[Tracked], first: int | None = None
+) -> Outcome:
+    """Stream a slot, from the token `first` or the one sampled last on, while others join with
+    streams of all lengths, leave, and join again; every seventh takes single steps."""
     found, idle = Outcome(), list(beside)
     request = StreamRequest(*_seat(slot), slot.length, steps, scenarios.NO_STOP, steps)
-    engine.admit_stream(request, None, None)
+    engine.admit_stream(request, first, None)
     running: dict[object, Tracked] = {}
     for turn in range(100_000):
         for mate in idle[: 1 + turn % 3]:

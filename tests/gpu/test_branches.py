@@ -55,3 +55,11 @@ def test_a_fork_at_32k_has_the_bits_of_a_fresh_prompt(
     path = write_config(**published.DEEPSEEK_V2_LITE | {"num_hidden_layers": 4})
     engine = start(device="cuda", model_dir=path, max_ctx=33_000, kv_pages=600)
     branch_promises.forks_have_the_bits_of_a_fresh_prompt(engine, 32_767, 4)
+
+
+def test_a_slot_truncated_at_32k_goes_on_like_a_fresh_prompt(
+    start: Start, write_config: Callable[..., Path]
+) -> None:
+    path = write_config(**published.DEEPSEEK_V2_LITE | {"num_hidden_layers": 4})
+    engine = start(device="cuda", model_dir=path, max_ctx=33_000, kv_pages=520)
+    branch_promises.a_truncated_slot_goes_on_like_a_fresh_prompt(engine, 32_767, 70)

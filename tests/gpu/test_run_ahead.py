@@ -27,14 +27,14 @@ def test_a_stream_has_the_bits_of_steps_alone_and_beside_63_others(
     ahead_promises.a_stream_has_the_bits_of_steps(engine, 190, 140, temperature, others=63)
 
 
-def test_a_stream_at_32k_has_the_bits_of_steps(
+def test_a_stream_at_32k_has_the_bits_of_steps_alone_and_beside_63_others(
     start: Start, write_config: Callable[..., Path]
 ) -> None:
     path = write_config(max_position_embeddings=40_000)
     engine = start(
-        device="cuda", model_dir=path, max_ctx=33_000, max_slots=8, kv_pages=2600
+        device="cuda", model_dir=path, max_ctx=33_000, max_slots=64, kv_pages=3200
     )  # fmt: skip
-    ahead_promises.a_stream_has_the_bits_of_steps(engine, 32_700, 100, 0.8, others=7)
+    ahead_promises.a_stream_has_the_bits_of_steps(engine, 32_700, 100, 0.8, others=63)
 
 
 def test_a_step_in_vain_leaves_no_trace(start: Start) -> None:

@@ -24,11 +24,11 @@ def test_forks_have_the_bits_of_a_fresh_prompt(start: Start, length: int, chunk:
     branch_promises.forks_have_the_bits_of_a_fresh_prompt(engine, length, 70)
 
 
-@pytest.mark.parametrize(("length", "chunk"), [(64, 100), (70, 7), (1, 64)])
+@pytest.mark.parametrize(("length", "chunk"), [(64, 100), (70, 7), (1, 64), (2000, 512)])
 def test_a_truncated_slot_goes_on_like_a_fresh_prompt(
     start: Start, length: int, chunk: int
 ) -> None:
-    engine = start(prefill_chunk=chunk)
+    engine = start(max_ctx=2200, prefill_chunk=chunk)
     branch_promises.a_truncated_slot_goes_on_like_a_fresh_prompt(engine, length, 70)
 
 

@@ -62,7 +62,7 @@ def test_chunks_of_any_size_and_steps_give_the_same_bits(start: Start) -> None:
 def test_chunks_of_any_size_give_the_same_bits_at_two_thousand(start: Start) -> None:
     prompt, forced = scenarios.draw_tokens(2000, 5), [6]
     found = set()
-    for chunk in (512, 100):
+    for chunk in (512, 100, 64, 7, 1):
         engine = start(prefill_chunk=chunk, max_ctx=2100, max_slots=1)
         found.add(tuple(scenarios.decode(engine, prompt, forced)))
     assert len(found) == 1
