@@ -82,6 +82,11 @@ class Attenders:
             assert not layer or len(each.layers[layer - 1]) >= each.length + count
             each.running = request
 
+    def forget_what_lies_ahead(self) -> None:
+        """The engine has only what was complete."""
+        for held in self.live:
+            self._keep(held, held.length)
+
     def take(self, event: AttendDone | Failed) -> None:
         """Check an event against the records of its slots, if those are still open."""
         runs = [held for held in self.live if held.running is event.request]

@@ -120,6 +120,11 @@ class Clients:
             elif name == "cancel" and isinstance(record.running, OpenRequest | StreamRequest):
                 engine.cancel(record.running)
 
+    def move(self, engine: FakeEngine) -> None:
+        """Go on with an engine that holds what theirs did."""
+        self.engine = self.attenders.engine = engine
+        self.attenders.forget_what_lies_ahead()
+
     def begin_adoption(self, record: Record, number: int) -> None:
         """Take the pages out of a slot, and a seat for them."""
         transfers, pos = self.engine.transfers, len(record.tokens)

@@ -2,8 +2,9 @@
 
     python tests/soak.py [--seconds 3600] [--seed N]
 
-Every 10,000 operations a new engine starts. After each operation the pages are counted and every
-token is compared with the plain record of its slot; a failure names the seed that repeats it.
+Every 10,000 operations a new engine starts; in between it is saved and restored. After each
+operation the pages are counted and every token is compared with the plain record of its slot; a
+failure names the seed that repeats it.
 Each seed also makes a client's storm of 500 steps, calm and with every second reply lost.
 """
 
@@ -18,13 +19,18 @@ from collections import Counter
 import storm
 from fakes import FakeEngine
 from random_clients import NAMES, Clients, check, finish
+from random_restarts import restart
 
 OPERATIONS_EACH = 10_000
 """Of one engine."""
+LIVES = 5
+"""Of one engine: it is saved and restored at the end of each."""
 STORM_STEPS = 500
-COUNTED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
-           "attend_rows", "refused")  # fmt: skip
-WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2, "attend": 2}
+TALLIED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
+           "attend_rows", "accepted", "refused")  # fmt: skip
+COUNTED = (*TALLIED, "restored")
+WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2, "attend": 2,
+           "export": 2, "adopt": 2}  # fmt: skip
 """How often an operation is drawn; the others once."""
 
 
@@ -45,23 +51,41 @@ def main() -> None:
 
 
 def soak(seed: int, operations: int) -> Counter[str]:
-    """Random operations on one engine; how often the rarer things happened."""
+    """Random operations on one engine, which is saved and restored; how often the rarer things
+    happened."""
     draw = random.Random(seed)
+    pages = draw.randint(5, 18)
+    clients = Clients(start(draw, pages))
+    weights = [WEIGHTS.get(name, 1) for name in NAMES]
+    total: Counter[str] = Counter()
+    for _ in range(LIVES):
+        for name in draw.choices(NAMES, weights, k=operations // LIVES):
+            clients.act(name, draw.randrange(4), draw.randrange(400))
+            check(clients.engine)
+        total += tally(clients.engine)
+        total["restored"] += len(clients.live) + len(clients.attenders.live)
+        restart(clients, start(draw, pages))
+        check(clients.engine)
+    finish(clients)
+    return total
+
+
+def start(draw: random.Random, pages: int) -> FakeEngine:
+    """An engine with random settings."""
     engine = FakeEngine(
-        max_ctx=280, max_slots=4, buckets=(1, 2, 4), pages=draw.randint(5, 18),
+        max_ctx=280, max_slots=5, buckets=(1, 2, 4, 5), pages=pages,
         prefill_chunk=draw.choice((1, 16, 64, 100)), prefill_rows=draw.choice((0, 7)),
         cache=draw.random() < 0.8,
     )  # fmt: skip
     engine.fake.is_fast = draw.random() < 0.3
-    clients = Clients(engine)
-    weights = [WEIGHTS.get(name, 1) for name in NAMES]
-    for name in draw.choices(NAMES, weights, k=operations):
-        clients.act(name, draw.randrange(4), draw.randrange(400))
-        check(engine)
-    finish(clients)
+    return engine
+
+
+def tally(engine: FakeEngine) -> Counter[str]:
+    """How often the rarer things happened in an engine."""
     stats = engine.stats() | {"copies": engine.fake.copies}
     stats["refused"] = engine.counters.refused.total()
-    return Counter({name: int(str(stats[name])) for name in COUNTED})
+    return Counter({name: int(str(stats[name])) for name in TALLIED})
 
 
 def weather(seed: int, steps: int) -> int:

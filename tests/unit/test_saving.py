@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,13 @@ from hypothesis import strategies as st
 from fakes import FakeEngine
 from gates import wait_until
 from latentd import snapshot
-from latentd.operations import DeviceFault, OpenRequest, StreamRequest
+from latentd.operations import DeviceFault
 from latentd.server import ServerOptions
-from latentd.sessions import Sessions, SlotRecord
+from latentd.sessions import Sessions
 from latentd.snapshot_files import MANIFEST, PAGES, STATE, SnapshotError, consume
 from latentd_client import Client, ConnectionLost, Control, RequestRejected, Sampling
 from random_clients import NAMES, Clients, check, finish
+from random_restarts import restart
 from serving import Peer, Running, seat, serving
 
 if TYPE_CHECKING:
@@ -281,32 +281,12 @@ def test_random_clients_go_on_where_they_were(
     clients = Clients(FakeEngine(**common, pages=pages, cache=cache))
     for name, who, number in before:
         clients.act(name, who, number)
-    calm(clients)
-    sessions = Sessions(60, 60)
-    sessions.create(0.0).slots |= {r.seat: SlotRecord(*r.seat) for r in clients.live}
-    used = len({page for r in clients.live for page in clients.engine.slots.slots[r.seat[0]].pages})
-    with tempfile.TemporaryDirectory() as folder:
-        snapshot.save(clients.engine, sessions, Path(folder) / "s")
-        clients.engine = FakeEngine(**common, pages=pages, cache=cache_after)
-        assert snapshot.restore(clients.engine, Sessions(60, 60), Path(folder) / "s")
+    restart(clients, FakeEngine(**common, pages=pages, cache=cache_after))
     check(clients.engine)
-    assert clients.engine.slots.pool.num_used == used
     for name, who, number in after:
         clients.act(name, who, number)
         check(clients.engine)
     finish(clients)
-
-
-def calm(clients: Clients) -> None:
-    """End what runs, as a drain does."""
-    for record in clients.live:
-        if isinstance(record.running, OpenRequest | StreamRequest):
-            clients.engine.cancel(record.running)
-    while clients.engine.has_work:
-        clients.act("run", 0, 0)
-    for record in clients.live:
-        record.running = None
-    clients.arriving.clear()
 
 
 def test_an_unfinished_adoption_is_left_out(lives: Lives) -> None:
