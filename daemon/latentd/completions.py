@@ -145,8 +145,6 @@ def _failed(work: Work, event: Failed) -> None:
     if isinstance(run, OpenRun):
         _forget_open(work, run)
         run.session.opens.pop(run.key, None)  # a repetition may try again
-        if run.is_late:
-            refusal = RequestRejected("deadline", "the time was over before the prompt was in")
     elif isinstance(run, AttendRun):
         for record in run.records:
             record.running = None
@@ -158,5 +156,4 @@ def _failed(work: Work, event: Failed) -> None:
 def _forget_open(work: Work, run: OpenRun) -> None:
     assert isinstance(run.request, OpenRequest)
     work.runs.pop(run.request, None)
-    work.deadlines.pop(run, None)
     work.leave(run.session, run)

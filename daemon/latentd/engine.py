@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from latentd.engine_admission import Admission
 from latentd.engine_attend import Attends
 from latentd.engine_branches import Branches
+from latentd.engine_cancels import Cancels
 from latentd.engine_launches import MAX_IN_FLIGHT, Launches
 from latentd.engine_stats import EngineStats
 from latentd.engine_transfer import Transfers
 from latentd.extras import NO_EXTRAS
 from latentd.operations import OpenDone, SlotState
-from latentd.plans import OpenTask, StreamTask
 from latentd.prefix_cache import PrefixCache
 from latentd.scheduler import Scheduler
 from latentd.sharing import Sharing
@@ -37,12 +37,15 @@ if TYPE_CHECKING:
         Event,
         ModelInfo,
         OpenRequest,
+        Reason,
+        Request,
         SamplingParams,
         StepRequest,
         StreamRequest,
         VerifyRequest,
     )
     from latentd.plans import Backend
+    from latentd.room import RoomLeft
     from latentd.slots import SlotTable
 
 
@@ -78,6 +81,7 @@ class Engine:
             slots, self.sharing, self.scheduler, info.vocab_size, self.launches.settle
         )
         self.admission.attend_only = info.attend_only
+        self.cancels = Cancels(slots, self.launches)
         self.branches = Branches(slots, self.sharing, self.admission)
         self.attends = Attends(info, slots, self.admission, self.scheduler)
         self.transfers = Transfers(
@@ -153,18 +157,9 @@ class Engine:
         """See EngineProtocol. A stream that has ended ignores it."""
         stream.credit += n
 
-    def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
+    def cancel(self, request: Request, reason: Reason = "cancelled") -> None:
         """See EngineProtocol."""
-        slot = self.slots.slots[request.slot_id]
-        task = slot.task
-        if not isinstance(task, OpenTask | StreamTask) or task.request is not request:
-            return
-        if isinstance(task, StreamTask) and task.ahead:
-            task.end = reason  # when what runs is committed
-            return
-        self.launches.end(slot, reason, reason, "the request was cancelled")
-        if isinstance(task, OpenTask):
-            self.slots.free(slot)
+        self.cancels.cancel(request, reason)
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """See EngineProtocol."""
@@ -235,6 +230,11 @@ class Engine:
         """See EngineProtocol. Raises DeviceFault."""
         self.launch()
         return self.finish()
+
+    @property
+    def room(self) -> RoomLeft:
+        """See EngineProtocol."""
+        return self.scheduler.room.left
 
     def on_long_wait(self, call: Callable[[], None]) -> None:
         """See EngineProtocol."""

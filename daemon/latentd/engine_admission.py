@@ -39,6 +39,7 @@ class Admission:
         self.slots = slots
         self.sharing = sharing
         self.scheduler = scheduler
+        self.room = scheduler.room
         self.vocab_size = vocab_size
         self.attend_only = False  # then nothing can be computed but attention
         self._settle = settle
@@ -63,16 +64,17 @@ class Admission:
                 max_ctx=self.slots.max_ctx,
             )
         sampling = sampling.seeded()
+        self.room.check_size("the prompt", num_pages(len(token_ids)))
         slot = self.slots.take(sampling)
         request = OpenRequest(
             slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits, extras=extras
         )
-        task = OpenTask(request, slot, token_ids, sampling)
+        task = OpenTask(request, slot, token_ids, sampling, next(self.room.turns))
         if extras.prompt_top is not None:
             task.prompt_scores = PromptScores(len(token_ids), extras.prompt_top)
         self.sharing.begin(task, salt)
         try:
-            self.check_room("the prompt", num_pages(len(token_ids)) - len(slot.pages))
+            self.room.check("the prompt", num_pages(len(token_ids)) - len(slot.pages))
         except RequestRejected:
             self.slots.free(slot)
             raise
@@ -98,11 +100,14 @@ class Admission:
             slot = self.ready_slot(slot_id, epoch, pos)  # says why it is not
         if token is None or not 0 <= token < self.vocab_size:
             token = next_token(slot, token, self.vocab_size)
-        params = slot.sampling if sampling is None else self._sampling(slot, sampling)
+        before = slot.sampling
+        params = before if sampling is None else self._sampling(slot, sampling)
         assert params is not None
         if slot.borrowed or pos >= len(slot.pages) * PAGE_SIZE:
             self.claim(slot, pos + 1)
-        task = StepTask(slot_id, epoch, pos, want_logits, slot, token, params, extras=extras)
+        task = StepTask(
+            slot_id, epoch, pos, want_logits, slot, token, params, before, extras=extras
+        )
         slot.task, slot.sampling = task, params
         if slot.limits != extras.limits:
             self.slots.limit(slot, extras.limits)
@@ -123,7 +128,9 @@ class Admission:
             raise RequestRejected("invalid", f"credit is {request.credit}, must be at least 0")
         params = self._sampling(slot, sampling)
         self.claim(slot, request.pos + 1)
-        self._start(slot, task := StreamTask(request, slot, params, token))
+        task = StreamTask(request, slot, params, token, next(self.room.turns), slot.sampling)
+        task.tail.extend(request.before)
+        self._start(slot, task)
         self.scheduler.streams[task] = None
 
     def verify(
@@ -136,7 +143,7 @@ class Admission:
         most = self.scheduler.verifies.max_rows - 1
         check_draft(request, self.vocab_size, most, self.slots.max_ctx)
         params = self._sampling(slot, sampling)
-        task = VerifyTask(request, slot, params, token)
+        task = VerifyTask(request, slot, params, token, slot.sampling)
         self.claim(slot, request.pos + task.rows)
         self._start(slot, task)
         self.scheduler.verifies.append(task)
@@ -150,6 +157,9 @@ class Admission:
     def claim(self, slot: Slot, length: int) -> None:
         """Own pages for `length` tokens, and alone the one that is appended to. Raises
         RequestRejected("no_pages")."""
+        missing = num_pages(length) - len(slot.pages)
+        if missing > 0:
+            self.room.check(f"slot {slot.slot_id}", missing)
 
         def take() -> None:
             if slot.borrowed:
@@ -198,20 +208,6 @@ class Admission:
                 max_ctx=self.slots.max_ctx,
             )
         return slot
-
-    def check_room(self, what: str, pages: int) -> None:
-        """Refuse what does not fit beside the pages promised to the prompts that wait."""
-        promised = sum(
-            num_pages(len(task.prompt)) - len(task.slot.pages) for task in self.scheduler.opens
-        )
-        pool = self.slots.pool
-        free = pool.num_free + pool.num_waiting  # those are free when its turn comes
-        if pages > free - promised:
-            raise RequestRejected(
-                "no_pages",
-                f"{what} needs {pages} pages; {free} of {pool.num_pages} are free and "
-                f"{promised} of them promised to prompts before it",
-            )
 
     @staticmethod
     def _sampling(slot: Slot, sampling: SamplingParams | None) -> SamplingParams:

@@ -39,5 +39,5 @@ class Branches:
             params = sampling.seeded()
         assert params is not None
         if pos % PAGE_SIZE:
-            self.admission.check_room("a fork", 1)
+            self.admission.room.check("a fork", 1)
         return self.admission.patiently(lambda: self.sharing.fork(source, params))

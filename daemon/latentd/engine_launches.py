@@ -110,7 +110,8 @@ class Launches:
                 return self.scheduler.chunk_plan()
             except RequestRejected as refusal:
                 slot = self.scheduler.opens[0].slot
-                self.end(slot, "", refusal.code, f"in the middle of the prompt: {refusal}")
+                text = f"in the middle of the prompt: {refusal}"
+                self.end(slot, "", refusal.code, text, refusal.detail)
                 self.slots.free(slot)
 
     def settle(self) -> None:
@@ -253,7 +254,10 @@ class Launches:
             self.events.append(AttendDone(task.request, Attends.commit(task), o))
             first += task.rows
 
-    def end(self, slot: Slot, end: str, code: str, message: str) -> None:
+    def end(
+        self, slot: Slot, end: str, code: str, message: str,
+        detail: dict[str, object] | None = None,
+    ) -> None:  # fmt: skip
         """End the task of a slot at once, whatever of it is in flight: a stream with `end`, others
         as Failed, but for launched steps and drafts, whose result is told all the same."""
         task = slot.task
@@ -268,4 +272,4 @@ class Launches:
                 for run in task.runs:  # one of its slots is closed: the others are idle again
                     run.slot.task = None
             self.counters.failed[code] += 1
-            self.events.append(Failed(task.request, code, message))
+            self.events.append(Failed(task.request, code, message, detail or {}))

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
         Event,
         ModelInfo,
         OpenRequest,
+        Reason,
+        Request,
         SamplingParams,
         SlotState,
         StepRequest,
         StreamRequest,
         VerifyRequest,
     )
+    from latentd.room import RoomLeft
 
 
 class EngineProtocol(Protocol):
@@ -81,10 +84,12 @@ class EngineProtocol(Protocol):
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """Let a stream produce n more tokens, or with a negative n fewer than it might."""
 
-    def cancel(self, request: OpenRequest | StreamRequest, reason: str = "cancelled") -> None:
-        """Stop a queued or running open (its slot is freed; Failed with code `reason`) or stream
-        (`end` is `reason`: "cancelled" or "draining"; what is launched of it is still committed);
-        the event still comes. What has completed is left as it is: its own event is on its way."""
+    def cancel(self, request: Request, reason: Reason = "cancelled") -> None:
+        """Stop a request; the event still comes. An open fails with `reason` (its slot is freed),
+        and so does a step or verification that is not launched, and a stream with the reason
+        "deadline" if nothing of it is; else a stream's `end` is `reason`, and what is launched of
+        it is committed. Those leave their slot as it was before. What is launched, a stream that
+        has begun when its time is over, and what has completed, is left as it is."""
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """Drop all tokens from position `to` on; returns the new length. The last sampled token
@@ -103,6 +108,10 @@ class EngineProtocol(Protocol):
 
     def slot(self, slot_id: int, epoch: int) -> SlotState:
         """The slot's state. Refuses: epoch_gone."""
+
+    @property
+    def room(self) -> RoomLeft:
+        """What a newcomer can have."""
 
     @property
     def has_work(self) -> bool:

@@ -123,7 +123,8 @@ class Transfers:
             )  # fmt: skip
         sampling = sampling.seeded()
         count = num_pages(len(ids))
-        self.admission.check_room("the sequence", count)
+        self.admission.room.check_size("the sequence", count)
+        self.admission.room.check("the sequence", count)
         slot = self.slots.take(sampling)
         try:
             pages = self.admission.patiently(lambda: self.slots.pool.claim(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from latentd.completions import complete
@@ -26,12 +27,13 @@ def retry(work: Work) -> bool:
     return has_moved
 
 
-def drop_late_opens(work: Work) -> None:
-    """Cancel the prompts whose time is over."""
-    for late in [run for run in work.deadlines if run.expires_at <= work.now]:
-        del work.deadlines[late]
-        late.is_late = True
-        work.engine.cancel(late.request)
+def drop_late(work: Work) -> None:
+    """Take back what has not begun when its time is over, and the prompts that are not in."""
+    for request, run in list(work.runs.items()):
+        if run.expires_at <= work.now:
+            run.expires_at = math.inf  # what is launched goes on
+            work.engine.cancel(request, "deadline")
+    work.next_deadline = min((run.expires_at for run in work.runs.values()), default=math.inf)
 
 
 def drop_late_adoptions(work: Work) -> None:

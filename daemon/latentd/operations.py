@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from latentd.attending import AttendRequest
 from latentd.extras import NO_EXTRAS
@@ -110,6 +110,7 @@ class StreamRequest:
 
     One credit is one token. A token of `stop` ends it, and so does one that ends a sequence of
     `stop_sequences`, all of whose tokens are the stream's; it is returned and not appended.
+    `before` are the stream's last tokens, if it was interrupted and goes on.
     """
 
     slot_id: int
@@ -120,6 +121,7 @@ class StreamRequest:
     credit: int
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     extras: Extras = NO_EXTRAS
+    before: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -135,6 +137,8 @@ class VerifyRequest:
 
 
 Request = OpenRequest | StepRequest | StreamRequest | VerifyRequest | AttendRequest
+Reason: TypeAlias = Literal["cancelled", "deadline", "draining"]
+"""Why a request is stopped before its time."""
 
 
 @dataclass(slots=True)

@@ -87,7 +87,8 @@ class PagePool:
                 "no_pages",
                 f"{count} more pages are needed and {self.num_free} of {self.num_pages} are free; "
                 "close or truncate a slot",
-            )
+                pages_needed=count, pages_free=self.num_free, pages_total=self.num_pages,
+            )  # fmt: skip
         for page in list(islice(self._idle, max(0, count - len(self._free)))):
             self.on_evict(page)
             self.forget(page)

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class StepTask(StepRequest):
-    """One admitted step: the request itself and what it was granted; its page is claimed."""
+    """One admitted step: the request itself and what it was granted; its page is claimed. `before`
+    is the slot's sampling without it."""
 
     slot: Slot
     token: int
     sampling: SamplingParams
+    before: SamplingParams | None
 
     @property
     def request(self) -> StepRequest:
@@ -46,12 +48,15 @@ class StepTask(StepRequest):
 class StreamTask:
     """A running stream. `token` is appended next, unless rows are on their way; `ahead` rows are
     launched and not committed, behind the slot's length. With `end` set no more are launched: it
-    ends so when they are committed. `tail`: its last tokens, for stop sequences."""
+    ends so when they are committed. `turn`: see `Room`; `before`: as in a step. `tail`: its last
+    tokens, for stop sequences."""
 
     request: StreamRequest
     slot: Slot
     sampling: SamplingParams
     token: int
+    turn: int
+    before: SamplingParams | None
     steps: int = 0
     ahead: int = 0
     end: str | None = None
@@ -74,12 +79,13 @@ class StreamTask:
 @dataclass(eq=False, slots=True)
 class OpenTask:
     """A prompt on its way in; slot.length tells how much of it is committed, and `ahead` rows
-    behind that are launched."""
+    behind that are launched. `turn`: see `Room`."""
 
     request: OpenRequest
     slot: Slot
     prompt: NDArray[np.int32]
     sampling: SamplingParams
+    turn: int
     ahead: int = 0
     prompt_scores: PromptScores | None = None
 

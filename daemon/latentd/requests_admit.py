@@ -7,7 +7,6 @@ stored reply, or joins those who wait for the one in flight; any other is refuse
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,30 +49,30 @@ def open_slot(
     record = session.opened(key, digest)
     if record is not None:
         if record.run is not None:
-            join(record.run, (ticket, 0, True))
+            join(record.run, (ticket, 0, True), work.expires_at(header.get("deadline_s")))
         elif record.stored is not None:
             ticket.put(0, record.stored.results, record.stored.tensors, True)
         return None
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
     request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits, salt, extras)
-    expires_at = math.inf if deadline_s is None else work.now + deadline_s
+    expires_at = work.expires_at(deadline_s)
     run = OpenRun(session, request, request_id, key, expires_at, [(ticket, 0, False)])
     session.opens[key] = OpenRecord(digest, run)
     session.running[request_id] = work.runs[request] = run
-    if deadline_s is not None:
-        work.deadlines[run] = None
     return None
 
 
-def join(run: OpenRun | StepRun | AttendRun, waiter: Waiter) -> None:
-    """Let a repeated request wait for the one in flight. Raises RequestRejected("busy")."""
+def join(run: OpenRun | StepRun | AttendRun, waiter: Waiter, expires_at: float) -> None:
+    """Let a repeated request wait for the one in flight, which has its time too. Raises
+    RequestRejected("busy")."""
     if len(run.waiters) >= MAX_WAITERS:
         raise RequestRejected(
             "busy", f"{MAX_WAITERS} requests wait for this very operation already",
             retry_after_s=RETRY_AFTER_S,
         )  # fmt: skip
     run.waiters.append(waiter)
+    run.expires_at = max(run.expires_at, expires_at)
 
 
 def check_idle(record: SlotRecord) -> None:

@@ -34,14 +34,15 @@ def attend(
         raise RequestRejected("too_large", text + str(work.options.max_frame_bytes))
     records = _records(session, rows)
     ticket, run = Ticket(work.outbox, peer, request_id), records[0].running
+    expires_at = work.expires_at(header.get("deadline_s"))
     if isinstance(run, AttendRun) and _is_same(run.request, layer, rows, q, latent):
-        join(run, (ticket, 0, True))
+        join(run, (ticket, 0, True), expires_at)
         return None
     for record in records:
         check_idle(record)
     work.check_launch(header.get("deadline_s"))
     request = work.engine.admit_attend(layer, rows, q, latent)
-    run = AttendRun(records, request, [(ticket, 0, False)])
+    run = AttendRun(records, request, [(ticket, 0, False)], expires_at)
     work.runs[request] = run
     for record in records:
         record.running = run

@@ -66,6 +66,7 @@ class _Rows:
         self._work = work
         self._session = work.renew(session, ticket.peer)
         self._deadline_s = deadline_s
+        self._expires_at = work.expires_at(deadline_s)
         self._may_launch = not work.is_draining and (deadline_s is None or deadline_s > 0)
         self._ticket = ticket
 
@@ -81,7 +82,7 @@ class _Rows:
         digest = ("step", token, logits, sampling, extras)
         run = record.running
         if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-            join(run, (self._ticket, index, True))
+            join(run, (self._ticket, index, True), self._expires_at)
             return
         try:
             if run is not None:
@@ -95,5 +96,5 @@ class _Rows:
                 raise
             self._ticket.put(index, stored.results, stored.tensors, True)
             return
-        run = StepRun(record, pos, digest, [(self._ticket, index, False)])
+        run = StepRun(record, pos, digest, [(self._ticket, index, False)], self._expires_at)
         record.running = work.runs[request] = run

@@ -33,8 +33,9 @@ def stream(
     sampling = read_sampling(header)
     extras = read_extras(header, raw, work.engine.info.vocab_size)
     digest = ("stream", header["max_steps"], stop, sequences, token, sampling, extras)
-    run = record.running
+    run, expires_at = record.running, work.expires_at(header.get("deadline_s"))
     if isinstance(run, StreamRun) and run.pos == pos and run.digest == digest:
+        run.expires_at = max(run.expires_at, expires_at)
         _attach(work, run, peer, request_id, credit, 0)
         return None
     try:
@@ -51,6 +52,7 @@ def stream(
         _replay(work, session, stored.results["run"], peer, request_id, 0)
         return None
     run = StreamRun(session, record, request, pos, digest, peer, request_id, credit)
+    run.expires_at = expires_at
     record.running = session.running[request_id] = work.runs[request] = run
     return None
 

@@ -27,8 +27,9 @@ def verify(
     extras = read_extras(header, raw, work.engine.info.vocab_size)
     digest = ("verify", token, draft, stop, sampling, extras)
     ticket, run = Ticket(work.outbox, peer, request_id), record.running
+    expires_at = work.expires_at(header.get("deadline_s"))
     if isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-        join(run, (ticket, 0, True))
+        join(run, (ticket, 0, True), expires_at)
         return None
     try:
         check_idle(record)
@@ -41,6 +42,6 @@ def verify(
             raise
         ticket.put(0, stored.results, stored.tensors, True)
         return None
-    run = StepRun(record, pos, digest, [(ticket, 0, False)])
+    run = StepRun(record, pos, digest, [(ticket, 0, False)], expires_at)
     record.running = work.runs[request] = run
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -33,18 +34,26 @@ MAX_FRAMES_EACH = 4
 
 @dataclass(eq=False, slots=True)
 class StepRun:
-    """A step in flight."""
+    """A step or a verification in flight. `expires_at` is its deadline: until it is launched it can
+    still be dropped."""
 
     record: SlotRecord
     pos: int
     digest: Hashable
     waiters: list[Waiter]
+    expires_at: float
+
+    def is_of(self, session: Session, request_id: int) -> bool:
+        """Whether a request of this session, by its id, waits for it."""
+        record = self.record
+        if session.slots.get((record.slot_id, record.epoch)) is not record:
+            return False
+        return any(ticket.request_id == request_id for ticket, _, _ in self.waiters)
 
 
 @dataclass(eq=False, slots=True)
 class OpenRun:
-    """A prompt in flight. `expires_at` is its deadline: between chunks it can still be dropped,
-    and `is_late` says that it was."""
+    """A prompt in flight. `expires_at` is its deadline: between chunks it can still be dropped."""
 
     session: Session
     request: OpenRequest
@@ -52,7 +61,6 @@ class OpenRun:
     key: str
     expires_at: float
     waiters: list[Waiter]
-    is_late: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +69,7 @@ class StreamRun:
 
     `granted` counts the credit ever given; `end` is set with the last tokens; the first `replayed`
     tokens were produced for an earlier reader. `is_lost`: its reader is gone, it waits for another.
+    `expires_at` is its deadline, as of a step.
     """
 
     session: Session
@@ -79,6 +88,7 @@ class StreamRun:
     sent: int = 0
     replayed: int = 0
     is_lost: bool = False
+    expires_at: float = math.inf
 
     def deliver(self, outbox: Outbox) -> Sent:
         """Send what the reader has not got yet. FULL: try again later."""
@@ -123,11 +133,12 @@ class StreamRun:
 
 @dataclass(eq=False, slots=True)
 class AttendRun:
-    """Attention in flight, of all the slots of its request."""
+    """Attention in flight, of all the slots of its request. `expires_at`: as of a step."""
 
     records: list[SlotRecord]
     request: AttendRequest
     waiters: list[Waiter]
+    expires_at: float
 
 
 Run: TypeAlias = "StepRun | OpenRun | StreamRun | AttendRun"

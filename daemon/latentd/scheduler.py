@@ -9,6 +9,7 @@ import numpy as np
 
 from latentd.attending import AttendTask
 from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
+from latentd.room import Room
 from latentd.scoring import scores_of_last, scores_of_prompt, scores_of_rows
 from latentd.verifying import VerifyQueue, VerifyTask
 from latentd_client.errors import RequestRejected
@@ -44,6 +45,7 @@ class Scheduler:
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
         self.verifies = verifies
         self.attends: list[AttendTask] = []
+        self.room = Room(slots, self.opens)
         self._chunks = QUIET_CHUNKS  # launched since the last replay
 
     @property
@@ -92,7 +94,7 @@ class Scheduler:
             if not self.is_runnable(stream):
                 continue
             length = stream.slot.length + stream.ahead
-            if not self._claim(stream, length + 1):
+            if not self._may_grow(stream, length + 1):
                 if not (stream.ahead or self.slots.pool.num_waiting):
                     starved.append(stream)
                 continue
@@ -130,6 +132,12 @@ class Scheduler:
         others = len(self.steps) + sum(map(self.is_runnable, self.streams))
         drafts = self.verifies.take(others)
         return drafts, self.verifies.max_rows - sum(draft.rows for draft in drafts)
+
+    def _may_grow(self, stream: StreamTask, length: int) -> bool:
+        """Own pages for `length` tokens, but none that are promised to a prompt before it."""
+        if length <= len(stream.slot.pages) * PAGE_SIZE:
+            return True
+        return self.room.has_page(stream.turn) and self._claim(stream, length)
 
     def _claim(self, task: StreamTask | OpenTask, length: int) -> bool:
         """Own pages for `length` tokens, or say no."""

@@ -124,6 +124,8 @@ class Server:
             while True:
                 now = work.now = time.monotonic()
                 self._take(listener)
+                if now >= work.next_deadline:
+                    housekeeping.drop_late(work)
                 if engine.has_work:
                     if self._gather.waits(engine, now):
                         listener.poll(self._gather.until)
@@ -171,6 +173,7 @@ class Server:
         gather.launched(work)
         events = engine.finish()
         if engine.has_work and not gather.has_steps:  # who has come by now is in the next launch
+            work.now = time.monotonic()
             self._take(listener, FEW_MESSAGES)
             engine.launch()
         complete(work, events)
@@ -190,7 +193,6 @@ class Server:
         if now < self._tick_at:
             return
         self._tick_at = now + (TICK_S if work.runs or work.undelivered else IDLE_TICK_S)
-        housekeeping.drop_late_opens(work)
         if self._listener is not None:
             self._listener.router.tick(now, work.sessions.peers)
         if now >= self._leases_at:

@@ -100,8 +100,9 @@ class SlotTable:
         """Seat a new, empty sequence. Raises RequestRejected("no_slot")."""
         if not self.free_seats:
             raise RequestRejected(
-                "no_slot", f"all {self.max_slots} slots are in use; close one or retry later"
-            )
+                "no_slot", f"all {self.max_slots} slots are in use; close one or retry later",
+                slots_total=self.max_slots,
+            )  # fmt: skip
         slot = self.slots[self.free_seats.pop()]
         self._epoch_count = (self._epoch_count + 1) & 0xFFFF_FFFF
         slot.epoch = self._epoch_prefix | self._epoch_count

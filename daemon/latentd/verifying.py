@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class VerifyTask:
-    """One admitted verification; its pages are claimed. `token` goes in front of the draft."""
+    """One admitted verification; its pages are claimed. `token` goes in front of the draft;
+    `before` is the slot's sampling without it."""
 
     request: VerifyRequest
     slot: Slot
     sampling: SamplingParams
     token: int
+    before: SamplingParams | None
 
     @property
     def rows(self) -> int:

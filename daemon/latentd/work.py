@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.routing import Sent
-from latentd.runs import OpenRun, StreamRun
+from latentd.runs import OpenRun, StepRun, StreamRun
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
@@ -40,8 +41,10 @@ class ServerOptions:
 @dataclass(eq=False)
 class Work:
     """State of the serving side; the engine thread owns it. `now` is monotonic, set once a turn;
-    `fault` is set when the device has failed, `is_draining` when new work is refused. `took_piece`:
-    a request has just moved pages, and the next launch comes before the next request."""
+    the deadlines of runs are looked at when `next_deadline` has come, which is before the first of
+    them. `fault` is set when the device has failed, `is_draining` when new work is refused.
+    `took_piece`: a request has just moved pages, and the next launch comes before the next request.
+    """
 
     engine: EngineProtocol
     options: ServerOptions
@@ -50,8 +53,8 @@ class Work:
     control: str
     runs: dict[Request, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
-    deadlines: dict[OpenRun, None] = field(default_factory=dict)
     now: float = 0.0
+    next_deadline: float = math.inf
     is_draining: bool = False
     fault: str | None = None
     took_piece: bool = False
@@ -66,6 +69,15 @@ class Work:
         """Raise RequestRejected when the device has failed."""
         if self.fault is not None:
             raise RequestRejected("device_fault", self.fault)
+
+    def expires_at(self, deadline_s: float | None) -> float:
+        """When the time of a request is over; the loop will look at it then."""
+        if deadline_s is None:
+            return math.inf
+        expires_at = self.now + deadline_s
+        if expires_at < self.next_deadline:
+            self.next_deadline = expires_at
+        return expires_at
 
     def check_launch(self, deadline_s: float | None) -> None:
         """Raise RequestRejected when nothing new may start, or not any more."""
@@ -103,11 +115,19 @@ class Work:
             del session.running[run.request_id]
 
     def cancel(self, session: Session, request_id: int) -> bool:
-        """Stop an open or a stream by its request's id; whether it was running."""
+        """Stop an open or a stream by its request's id, or what is not launched of the rows of a
+        step or verification; whether it was running."""
         run = session.running.get(request_id)
         if isinstance(run, OpenRun) or (isinstance(run, StreamRun) and run.end is None):
             self.engine.cancel(run.request)
-        return run is not None
+        rows = [
+            request
+            for request, step in self.runs.items()
+            if isinstance(step, StepRun) and step.is_of(session, request_id)
+        ]
+        for request in rows:
+            self.engine.cancel(request)
+        return run is not None or bool(rows)
 
     def close_slot(self, record: SlotRecord) -> None:
         """Free a slot at the engine; its stored replies stay for the grace period."""

@@ -215,13 +215,12 @@ def test_a_stream_ends_cleanly_at_a_limit(max_ctx: int, pages: int, end: str, le
 
 def test_a_prompt_that_meets_no_pages_in_the_middle_frees_what_it_took() -> None:
     engine = FakeEngine(pages=4, prefill_chunk=64)
-    other = open_slot(engine, [1] * 64)
-    request = engine.admit_open([2] * 192, GREEDY, False)
-    engine.admit_step(other.slot_id, other.epoch, 64, None, None, False)  # takes the last page
-    events = run_all(engine)
-    assert [type(event) for event in events] == [StepDone, Failed]
-    assert isinstance(events[1], Failed)
-    assert (events[1].request, events[1].code) == (request, "no_pages")
+    other = open_slot(engine, [1] * 62)
+    start_stream(engine, StreamRequest(other.slot_id, other.epoch, 62, 9, NO_STOP, 9))
+    request = engine.admit_open([2] * 192, GREEDY, False)  # and the stream takes the last page
+    (failed,) = [event for event in run_all(engine) if isinstance(event, Failed)]
+    assert (failed.request, failed.code) == (request, "no_pages")
+    assert failed.detail == {"pages_needed": 1, "pages_free": 0, "pages_total": 4}
     assert engine.stats()["kv_pages_used"] == 2
     refused("epoch_gone", lambda: engine.slot(request.slot_id, request.epoch))
 

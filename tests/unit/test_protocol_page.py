@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from attend_promises import random_rows
+from fakes import FakeEngine
 from latentd_client import CODES, Client, field_checks, fields, protocol
 from serving import Peer, seat, serving
 
@@ -107,15 +108,28 @@ def test_every_code_has_its_line_and_no_other() -> None:
     assert set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE)) - {"code"} == CODES
 
 
-def test_the_table_of_codes_names_the_other_fields_of_a_full_context(endpoint: str) -> None:
-    with serving(endpoint), Peer(endpoint) as peer:
-        full = peer.hello().ask("open", key="a", prompt=[1] * 10_000)
-    row = next(line for line in PAGE.splitlines() if line.startswith("| context_full |"))
-    others = set(full) - {"v", "id", "status", "error"}
-    assert (full["status"], others) == (
-        "context_full",
-        set(re.findall(r"`(\w+)`", row.split("|")[3])),
-    )
+@pytest.mark.parametrize(
+    ("code", "tokens"), [("context_full", 10_000), ("too_large", 400), ("no_pages", 200)]
+)
+def test_the_table_of_codes_names_the_other_fields_of_what_does_not_fit(
+    endpoint: str, code: str, tokens: int
+) -> None:
+    with serving(endpoint, FakeEngine(pages=4)), Peer(endpoint) as peer:
+        peer.hello().open()
+        refused = peer.open([1] * tokens, key="a")
+    assert_its_row_names_its_fields(code, refused)
+
+
+def test_the_table_of_codes_names_the_other_field_of_a_daemon_without_slots(endpoint: str) -> None:
+    with serving(endpoint, FakeEngine(max_slots=1, buckets=(1,))), Peer(endpoint) as peer:
+        peer.hello().open()
+        assert_its_row_names_its_fields("no_slot", peer.open(key="a"))
+
+
+def assert_its_row_names_its_fields(code: str, refused: dict[str, Any]) -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {code} |"))
+    others = set(refused) - {"v", "id", "status", "error"}
+    assert (refused["status"], others) == (code, set(re.findall(r"`(\w+)`", row.split("|")[3])))
 
 
 @pytest.mark.parametrize("name", sorted(fields.RESERVED_OPS))

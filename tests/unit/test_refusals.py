@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def refused(code: str, text: str, call: Callable[[], object]) -> None:
+def refused(code: str, text: str, call: Callable[[], object], **detail: int) -> None:
     with pytest.raises(RequestRejected, match=text) as refusal:
         call()
     assert refusal.value.code == code
+    assert {name: refusal.value.detail[name] for name in detail} == detail
 
 
 def test_what_can_never_fit_is_refused_with_numbers_while_others_run(endpoint: str) -> None:
@@ -31,7 +32,14 @@ def test_what_can_never_fit_is_refused_with_numbers_while_others_run(endpoint: s
             "context_full", "has 500 tokens; at most 499 fit beside one step",
             lambda: client.open([1] * 500),
         )  # fmt: skip
-        refused("no_pages", "needs 8 pages; 3 of 4 are free", lambda: client.open([1] * 499))
+        refused(
+            "too_large", "needs 8 pages, the pool has 4 in all: it can never fit",
+            lambda: client.open([1] * 499), pages_needed=8, pages_total=4,
+        )  # fmt: skip
+        refused(
+            "no_pages", "needs 4 pages; 3 of 4 are free", lambda: client.open([1] * 255),
+            pages_needed=4, pages_free=3, pages_total=4,
+        )  # fmt: skip
         text += [step.token for step in stream]
         assert engine.slots.num_used == 1
     assert text[3:] == [engine.expected_token(text[:n]) for n in range(3, 33)]

@@ -1,0 +1,146 @@
+"""Deadlines and cancels of what has not begun: it leaves no trace, and what has begun goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine_calls import GREEDY, open_slot, run_all
+from fakes import FakeEngine
+from latentd.operations import (
+    Failed,
+    SamplingParams,
+    StepDone,
+    StreamRequest,
+    StreamTokens,
+    VerifyRequest,
+)
+from serving import seat
+
+if TYPE_CHECKING:
+    from latentd.operations import Reason, Request
+    from serving import Peer
+
+NONE: frozenset[int] = frozenset()
+WARM = SamplingParams(temperature=1.0, seed=5)
+
+
+def admit(engine: FakeEngine, op: str, slot_id: int, epoch: int) -> Request:
+    """One operation at the length 64, on a page of its own and with another sampling."""
+    at = (slot_id, epoch, 64)
+    if op == "step":
+        return engine.admit_step(*at, None, WARM, False)
+    if op == "stream":
+        return engine.admit_stream(StreamRequest(*at, 9, NONE, 9), None, WARM)
+    return engine.admit_verify(VerifyRequest(*at, (1, 2), NONE), None, WARM)
+
+
+@pytest.mark.parametrize("reason", ["deadline", "cancelled"])
+@pytest.mark.parametrize("op", ["step", "stream", "verify"])
+def test_what_is_taken_back_before_its_launch_leaves_its_slot_as_it_was(
+    op: str, reason: Reason
+) -> None:
+    engine = FakeEngine()
+    slot = open_slot(engine, [1] * 64)
+    used = engine.stats()["kv_pages_used"]
+    request = admit(engine, op, slot.slot_id, slot.epoch)
+    engine.cancel(request, reason)
+    (event,) = run_all(engine)
+    if op == "stream" and reason == "cancelled":
+        assert isinstance(event, StreamTokens)
+        assert (event.request, event.end, event.tokens) == (request, "cancelled", [])
+        return
+    assert isinstance(event, Failed)
+    assert (event.request, event.code) == (request, reason)
+    assert engine.stats()["kv_pages_used"] == used
+    assert not engine.slot(slot.slot_id, slot.epoch).busy
+    engine.admit_step(slot.slot_id, slot.epoch, 64, None, None, False)
+    (done,) = run_all(engine)
+    assert isinstance(done, StepDone)
+    first = engine.expected_token([1] * 64)
+    assert done.token == engine.expected_token([1] * 64 + [first]), "its sampling is still there"
+
+
+@pytest.mark.parametrize("op", ["step", "stream", "verify"])
+def test_what_is_launched_is_not_taken_back_when_its_time_is_over(op: str) -> None:
+    engine = FakeEngine()
+    slot = open_slot(engine, [1] * 64)
+    request = admit(engine, op, slot.slot_id, slot.epoch)
+    engine.launch()
+    engine.cancel(request, "deadline")
+    events = run_all(engine)
+    assert not any(isinstance(event, Failed) for event in events)
+    assert engine.slot(slot.slot_id, slot.epoch).context_len > 64
+
+
+def test_a_prompt_is_dropped_between_two_chunks_when_its_time_is_over() -> None:
+    engine = FakeEngine(prefill_chunk=16)
+    request = engine.admit_open([1] * 100, GREEDY, False)
+    engine.run()
+    engine.cancel(request, "deadline")
+    (failed,) = run_all(engine)
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.message) == (
+        "deadline", "the time was over before the prompt was in",
+    )  # fmt: skip
+    assert engine.slots.num_used == 0
+
+
+@pytest.fixture
+def queue(peer: Peer, engine: FakeEngine) -> list[dict[str, Any]]:
+    """Five slots whose drafts take a launch of 0.3 s each: the last one waits."""
+    wait = engine.fake.wait
+
+    def slow() -> Any:
+        time.sleep(0.3)
+        return wait()
+
+    opened = [peer.open(key=str(number)) for number in range(5)]
+    engine.fake.wait = slow  # type: ignore[method-assign]
+    return opened
+
+
+def drafts(peer: Peer, queue: list[dict[str, Any]], **last: float) -> list[int]:
+    """A draft on each slot; `last` are fields of the last one."""
+    fields: list[dict[str, Any]] = [{}, {}, {}, {}, last]
+    return [
+        peer.send("verify", **seat(slot), draft=[1] * 7, **more)
+        for slot, more in zip(queue, fields, strict=True)
+    ]
+
+
+def replies(peer: Peer, count: int) -> dict[int, dict[str, Any]]:
+    return {header["id"]: header for header, _ in (peer.receive() for _ in range(count))}
+
+
+def test_a_draft_whose_time_is_over_while_it_waits_is_refused_and_may_come_again(
+    peer: Peer, queue: list[dict[str, Any]]
+) -> None:
+    ids = drafts(peer, queue, deadline_s=0.2)
+    found = replies(peer, 5)
+    assert [found[number]["status"] for number in ids] == [*["ok"] * 4, "deadline"]
+    again = peer.ask("verify", **seat(queue[4]), draft=[1] * 7, deadline_s=0.2)
+    assert (again["status"], again.get("replayed")) == ("ok", None)
+
+
+def test_a_draft_that_waits_has_the_time_of_its_last_repetition(
+    peer: Peer, queue: list[dict[str, Any]]
+) -> None:
+    *_, last = drafts(peer, queue, deadline_s=0.2)
+    again = peer.send("verify", **seat(queue[4]), draft=[1] * 7, deadline_s=9.0)
+    found = replies(peer, 6)
+    assert (found[last]["status"], found[again]["status"]) == ("ok", "ok")
+
+
+def test_a_draft_that_waits_can_be_cancelled_by_its_request(
+    peer: Peer, queue: list[dict[str, Any]]
+) -> None:
+    first, *_, last = drafts(peer, queue)
+    time.sleep(0.1)  # the first one is launched
+    cancels = [peer.send("cancel", request=number) for number in (last, first, 999)]
+    found = replies(peer, 8)
+    assert (found[last]["status"], found[first]["status"]) == ("cancelled", "ok")
+    assert found[cancels[0]]["known"]
+    assert not found[cancels[2]]["known"]
