@@ -99,18 +99,25 @@ def test_a_call_cancelled_after_any_number_of_turns_leaves_all_usable(
 
 
 def test_a_cancelled_open_gives_its_slot_back(endpoint: str) -> None:
-    engine = GatedEngine()
+    """Long before its prompt would be done."""
+    engine = FakeEngine(prefill_chunk=1)
+    wait = engine.fake.wait
+
+    def slow() -> StepOutputs:
+        time.sleep(0.001)
+        return wait()
+
+    engine.fake.wait = slow  # type: ignore[method-assign]
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
-            engine.gate.clear()
-            task = asyncio.create_task(client.open([1] * 300))
+            task = asyncio.create_task(client.open([1] * 4000))
             await until(lambda: engine.slots.num_used == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            engine.gate.set()
             await until(lambda: engine.slots.num_used == 0)
+            assert engine.fake.launches < 4000
             await expect_working(client, engine)
 
     with serving(endpoint, engine):
