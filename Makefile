@@ -64,6 +64,8 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) tests/bench/bench_engine.py --device cuda
 	$(PY) tests/bench/bench_sharing.py
 	$(PY) tests/bench/bench_saving.py
+	$(PY) tests/bench/bench_transfer.py
+	$(PY) tests/bench/bench_streams.py
 	$(PY) tests/bench/bench_daemon.py
 
 cubins: $(SETUP_TEST) $(SETUP_COMPILER)
