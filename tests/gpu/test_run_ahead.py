@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ahead_promises
+from latentd.model import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +58,10 @@ def test_a_32k_prompt_beside_streams_has_the_bits_of_one_alone(
 
 @pytest.mark.parametrize("others", [0, 5])
 def test_the_device_hardly_waits_between_steps_whoever_joins_and_leaves(
-    start: Start, others: int
+    start: Start, write_config: Callable[..., Path], others: int
 ) -> None:
-    engine = start(device="cuda", max_ctx=2000, max_slots=6)
+    path = write_config(**published.DEEPSEEK_V2_LITE | {"num_hidden_layers": 4})
+    engine = start(device="cuda", model_dir=path, max_ctx=2000, max_slots=6)
     idle = ahead_promises.idle_us(engine, 1500, others)
     assert idle["p50"] <= 3.0
     assert idle["p99"] <= 6.0
