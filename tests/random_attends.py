@@ -63,6 +63,8 @@ class Attenders:
         elif number % 16 == 4 and held.completed is not None:
             again, _ = held.completed
             held.running = engine.admit_attend(again.layer, again.rows, again.q, again.latent)
+        elif number % 16 == 5 and held.running is not None:
+            engine.cancel(held.running, "cancelled")
         else:
             self._ask(held, who, number)
 

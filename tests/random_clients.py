@@ -117,8 +117,8 @@ class Clients:
             elif name == "close":
                 engine.close(*seat)
                 self.live.remove(record)
-            elif name == "cancel" and isinstance(record.running, OpenRequest | StreamRequest):
-                engine.cancel(record.running)
+            elif name == "cancel" and record.running is not None:
+                engine.cancel(record.running, "deadline" if number % 3 else "cancelled")
 
     def move(self, engine: FakeEngine) -> None:
         """Go on with an engine that holds what theirs did."""
