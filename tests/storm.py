@@ -7,11 +7,11 @@ with the same texts. Every token is compared with the model's.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fakes import FakeEngine, next_token
 from latentd_client import Client, ConnectionLost, DeadlineExceeded, RequestRejected, Sampling
-from lossy import LossyWire
+from lossy import lossy, num_pending
 from serving import serving
 from storm_texts import VOCAB, Text
 
@@ -28,15 +28,20 @@ CALLS = {"step": 8, "named_step": 3, "rows": 4, "stream": 3, "left_stream": 3, "
 """How often each is drawn."""
 
 
-def run(endpoint: str, seed: int, steps: int, probability: float) -> tuple[int, list[list[int]]]:
+def run(
+    endpoint: str, seed: int, steps: int, probability: float,
+    connect: Callable[..., Any] = Client,
+) -> tuple[int, list[list[int]]]:  # fmt: skip
     """A storm on five slots of a fake engine, each of whose replies is lost with a probability; how
-    many were, and the texts, which are what the daemon has. Then nothing is left of it."""
+    many were, and the texts, which are what the daemon has. Then nothing is left of it. `connect`
+    makes the client, a `Blocking` one for an AsyncClient."""
     engine, draw = FakeEngine(max_ctx=512), random.Random(seed)
-    with serving(endpoint, engine), Client(endpoint) as client:
-        wire = LossyWire(client, lambda message: draw.random() < probability, may_come_late=True)
+    with serving(endpoint, engine), connect(endpoint) as client:
+        wire = lossy(client, lambda message: draw.random() < probability, may_come_late=True)
         storm = Storm(client, seed, 5)
         storm.rage(steps)
         lost, texts = wire.lost, [storm.settle(text) for text in storm.texts]
+        assert num_pending(client) == 0, "a request is waited for that nobody wants"
         for text in storm.texts:
             slot = engine.slots.get(text.slot.slot_id, text.slot.epoch)
             assert slot.tokens[: slot.length].tolist() == text.tokens

@@ -208,6 +208,8 @@ class Calls:
         if not slot.is_closed:
             yield Call("close", {"session": self.session, **slot.seat}, (), timeout_s)
             slot.is_closed = True
+            if slot._reader is not None:
+                slot._reader.leave()
             slot._reader = None
 
     def end_session(self, timeout_s: float) -> Script[None]:

@@ -53,13 +53,20 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A request on its way; `replies` fills up. `wake` is called for each (the async client)."""
+    """A request on its way; `replies` fills up. `wake` is called for each (the async client).
+    `exchange` is set for one that is kept."""
 
     request_id: int
     call: Call
     connection: int = 0  # how often the connection had been lost when it was sent; set by sender
     replies: deque[Reply] = field(default_factory=deque)
     wake: Callable[[], None] | None = None
+    exchange: Exchange | None = None
+
+    def abandon(self) -> None:
+        """Stop waiting for one that is kept: its last reply may never come. Again is harmless."""
+        if self.exchange is not None:
+            self.exchange.abandon(self)
 
     def take(self) -> Reply:
         """The oldest reply. Raises RequestRejected when it is a refusal."""
@@ -118,6 +125,8 @@ class Exchange:
                     f"the daemon takes {self.max_frame_bytes}"
                 )
         pending = Pending(request_id, call)
+        if call.is_kept:
+            pending.exchange = self
         call.pending = pending
         if call.expect:
             self._pending[request_id] = pending

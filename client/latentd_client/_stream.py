@@ -35,6 +35,11 @@ class StreamReader:
             raise ProtocolError("the stream was not sent")
         return self.call.pending
 
+    def leave(self) -> None:
+        """Expect nothing of it any more; again is harmless."""
+        if self.call.pending is not None:
+            self.call.pending.abandon()
+
     def check_end(self) -> None:
         """Raise RequestRejected when the stream ended before its time."""
         if self.end in ("context_full", "no_pages", "cancelled", "draining"):

@@ -64,8 +64,11 @@ def _read(
     try:
         reply = yield call
     except RequestRejected:
-        slot._reader = before
+        slot._reader, before = before, None
         raise
+    finally:
+        if before is not None:
+            before.leave()  # its frames come to this one
     slot._reader.take(reply)
     return slot._reader
 
@@ -107,6 +110,7 @@ def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
     if reader is None:
         return
     length = yield from _end_stream(calls, slot, reader)
+    reader.leave()
     if length > slot.context_len:
         fields = {"session": calls.session, **slot.seat, "pos": length, "to": slot.context_len}
         slot._is_forgotten = True  # also if the reply is lost: it may have run all the same

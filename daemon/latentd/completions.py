@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.extras import top_fields
-from latentd.operations import AttendDone, OpenDone, OpenRequest, StepDone, StreamTokens, VerifyDone
+from latentd.operations import AttendDone, OpenDone, StepDone, StreamTokens, VerifyDone
 from latentd.replies import logits_tensor, step_fields
 from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun
+from latentd.runs_waiting import park, put_back
 from latentd.sessions import Stored
 from latentd_client.errors import RequestRejected
 
@@ -70,8 +71,9 @@ def _complete_other(
 
 
 def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
-    _forget_open(work, run)
     session, request = run.session, event.request
+    del work.runs[request]
+    work.leave(session, run)
     if session.is_gone:  # it ended while the last chunk ran
         work.engine.close(request.slot_id, request.epoch)
         refuse = RequestRejected("cancelled", "the session has ended")
@@ -133,27 +135,13 @@ def _stream_tokens(work: Work, run: StreamRun, event: StreamTokens) -> None:
     run.tops += event.tops
     run.context_len = event.context_len
     if event.end is not None:
-        run.end = event.end
         del work.runs[event.request]
-        run.record.running = None
-        run.record.store(run.pos, Stored(run.digest, {"run": run, "context_len": run.context_len}))
+        if event.end != "no_pages" or not park(work, run):
+            run.close(event.end)
 
 
 def _failed(work: Work, event: Failed) -> None:
     run = work.runs.pop(event.request)
     refusal = RequestRejected(event.code, event.message, **event.detail)
-    if isinstance(run, OpenRun):
-        _forget_open(work, run)
-        run.session.opens.pop(run.key, None)  # a repetition may try again
-    elif isinstance(run, AttendRun):
-        for record in run.records:
-            record.running = None
-    else:
-        run.record.running = None
-    work.refuse(run, refusal)
-
-
-def _forget_open(work: Work, run: OpenRun) -> None:
-    assert isinstance(run.request, OpenRequest)
-    work.runs.pop(run.request, None)
-    work.leave(run.session, run)
+    if not isinstance(run, OpenRun) or event.code != "no_pages" or not put_back(work, run, refusal):
+        work.fail(run, refusal)

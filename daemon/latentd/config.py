@@ -126,6 +126,16 @@ class Config:
             "server", "how long lost slots and stored replies are kept", "float", low=0, high=86400
         ),
     ] = 60.0
+    max_waiting: Annotated[
+        int,
+        Setting(
+            "server",
+            "requests for new slots that wait while slots or pages are lacking, the oldest first; "
+            "steps of open slots wait then too; 0 refuses all of them at once",
+            "int",
+            high=1024,
+        ),
+    ] = 0
     spin_us: Annotated[
         int, Setting("server", "spin after a message before blocking", "int", high=100_000)
     ] = 200

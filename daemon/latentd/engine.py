@@ -110,6 +110,10 @@ class Engine:
             )
         return task.request
 
+    def check_open(self, prompt: NDArray[np.int32], sampling: SamplingParams) -> None:
+        """See EngineProtocol."""
+        self.admission.check_prompt(prompt, sampling)
+
     def admit_step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,
         sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,

@@ -51,20 +51,8 @@ class Admission:
     ) -> OpenTask:  # fmt: skip
         """Seat a prompt, on pages that hold its beginning if there are any; an empty one is seated
         and not queued. Draws the seed if there is none."""
-        token_ids = prompt_ids(prompt, self.vocab_size)
-        if len(token_ids):
-            self.check_decodes()
-        sampling.validate()
-        limit = self.slots.max_ctx - 1
-        if len(token_ids) > limit:
-            raise RequestRejected(
-                "context_full",
-                f"the prompt has {len(token_ids)} tokens; at most {limit} fit beside one step "
-                f"(max_ctx {self.slots.max_ctx})",
-                max_ctx=self.slots.max_ctx,
-            )
+        token_ids = self.check_prompt(prompt, sampling)
         sampling = sampling.seeded()
-        self.room.check_size("the prompt", num_pages(len(token_ids)))
         slot = self.slots.take(sampling)
         request = OpenRequest(
             slot.slot_id, slot.epoch, sampling, len(token_ids), want_logits, extras=extras
@@ -84,6 +72,25 @@ class Admission:
             slot.task = task
             self.scheduler.opens.append(task)
         return task
+
+    def check_prompt(
+        self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams
+    ) -> NDArray[np.int32]:
+        """The ids of a prompt that could be opened if there were room. Raises RequestRejected."""
+        token_ids = prompt_ids(prompt, self.vocab_size)
+        if len(token_ids):
+            self.check_decodes()
+        sampling.validate()
+        limit = self.slots.max_ctx - 1
+        if len(token_ids) > limit:
+            raise RequestRejected(
+                "context_full",
+                f"the prompt has {len(token_ids)} tokens; at most {limit} fit beside one step "
+                f"(max_ctx {self.slots.max_ctx})",
+                max_ctx=self.slots.max_ctx,
+            )
+        self.room.check_size("the prompt", num_pages(len(token_ids)))
+        return token_ids
 
     def step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,

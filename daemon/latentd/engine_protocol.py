@@ -54,6 +54,10 @@ class EngineProtocol(Protocol):
         Refuses: no_slot, no_pages, context_full, invalid (a token id out of range, bad sampling).
         An empty prompt completes at once with context_len 0."""
 
+    def check_open(self, prompt: NDArray[np.int32], sampling: SamplingParams) -> None:
+        """Refuses what `admit_open` would whatever there is room for: context_full, too_large,
+        invalid."""
+
     def admit_step(
         self, slot_id: int, epoch: int, pos: int, token: int | None,
         sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,

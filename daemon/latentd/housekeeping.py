@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from latentd.completions import complete
 from latentd.runs import OpenRun, StreamRun
+from latentd.runs_waiting import break_stall, let_in, turn_all_away, turn_away
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -29,11 +30,26 @@ def retry(work: Work) -> bool:
 
 def drop_late(work: Work) -> None:
     """Take back what has not begun when its time is over, and the prompts that are not in."""
+    late = RequestRejected("deadline", "the time was over before there was room")
     for request, run in list(work.runs.items()):
         if run.expires_at <= work.now:
             run.expires_at = math.inf  # what is launched goes on
             work.engine.cancel(request, "deadline")
-    work.next_deadline = min((run.expires_at for run in work.runs.values()), default=math.inf)
+    for run in work.waiting:
+        if run.expires_at <= work.now:
+            run.expires_at = math.inf
+            if not isinstance(run, StreamRun) or not run.tokens:
+                turn_away(work, run, late)
+    runs = (*work.runs.values(), *work.waiting)
+    work.next_deadline = min((run.expires_at for run in runs), default=math.inf)
+
+
+def look_after_waiting(work: Work) -> None:
+    """Look again at all who wait, and let nobody wait for those who wait for him."""
+    if work.waiting.count:
+        work.waiting.look_again()
+        let_in(work)
+        break_stall(work)
 
 
 def drop_late_adoptions(work: Work) -> None:
@@ -56,7 +72,9 @@ def end_leases(work: Work) -> None:
 
 
 def end_lost(work: Work) -> None:
-    """The daemon drains: a stream whose reader is gone is not waited for."""
+    """The daemon drains: a stream whose reader is gone is not waited for, and nobody waits for
+    room."""
+    turn_all_away(work, RequestRejected("draining", "the daemon is about to stop; use another one"))
     for run in list(work.runs.values()):
         if isinstance(run, StreamRun) and run.is_lost:
             work.engine.cancel(run.request, "draining")
@@ -64,9 +82,9 @@ def end_lost(work: Work) -> None:
 
 def end_runs(work: Work) -> None:
     """The drain time is over: what is launched commits, the rest ends as `draining`."""
-    for run in list(work.runs.values()):
+    for request, run in list(work.runs.items()):
         if isinstance(run, OpenRun | StreamRun):
-            work.engine.cancel(run.request, "draining")
+            work.engine.cancel(request, "draining")
     for _ in range(4):
         if work.engine.has_work:
             complete(work, work.engine.run())
@@ -75,7 +93,8 @@ def end_runs(work: Work) -> None:
 
 def refuse_all(work: Work, refusal: RequestRejected) -> None:
     """Answer everybody who still waits for the engine."""
-    for run in list(work.runs.values()):
+    for run in (*work.runs.values(), *work.waiting):
+        work.waiting.leave(run)
         work.refuse(run, refusal)
     work.runs.clear()
 
@@ -86,6 +105,8 @@ def stats(work: Work) -> Header:
         "sessions": len(work.sessions),
         "runs": len(work.runs),
         "parked_streams": len(work.undelivered),
+        "waiting": work.waiting.count,
+        "admitted_late": work.waiting.admitted,
         "lost_streams": sum(
             isinstance(run, StreamRun) and run.is_lost for run in work.runs.values()
         ),

@@ -7,6 +7,7 @@ stored reply, or joins those who wait for the one in flight; any other is refuse
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from latentd.operations import SamplingParams
 from latentd.replies import Ticket
 from latentd.requests_extras import check_scores, read_extras
 from latentd.runs import MAX_WAITERS, OpenRun
+from latentd.runs_waiting import begin_open
 from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from latentd.runs import AttendRun, StepRun, Waiter
     from latentd.sessions import SlotRecord
@@ -36,14 +38,15 @@ def open_slot(
 ) -> Header | None:
     """Start a prompt, or find the open of the same key."""
     session = work.renew(header["session"], peer)
-    prompt = read_ids("open: field prompt", header["prompt"], raw)
+    prompt = np.array(read_ids("open: field prompt", header["prompt"], raw), np.int32)
     sampling = read_sampling(header)
     vocab, prompt_top = work.engine.info.vocab_size, header.get("prompt_logprobs")
     extras = read_extras(header, raw, vocab, prompt_top)
     check_scores(extras, len(prompt), work.options.max_frame_bytes)
     logits = bool(header.get("logits"))
     salt = header.get("salt") or ""
-    digest = (_digest(prompt), sampling, logits, salt, extras)
+    ids_digest = hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+    digest = (ids_digest, sampling, logits, salt, extras)
     ticket = Ticket(work.outbox, peer, request_id)
     key = header["key"]
     record = session.opened(key, digest)
@@ -53,13 +56,18 @@ def open_slot(
         elif record.stored is not None:
             ticket.put(0, record.stored.results, record.stored.tensors, True)
         return None
+    session.check_id(request_id)
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
-    request = work.engine.admit_open(prompt, sampling or SamplingParams(), logits, salt, extras)
+    sampling = sampling or SamplingParams()
+    if work.waiting.has_new:
+        work.engine.check_open(prompt, sampling)
+    start = partial(work.engine.admit_open, prompt, sampling, logits, salt, extras)
     expires_at = work.expires_at(deadline_s)
-    run = OpenRun(session, request, request_id, key, expires_at, [(ticket, 0, False)])
+    run = OpenRun(session, request_id, key, start, expires_at, [(ticket, 0, False)])
+    begin_open(work, run, prompt.nbytes)
     session.opens[key] = OpenRecord(digest, run)
-    session.running[request_id] = work.runs[request] = run
+    session.running[request_id] = run
     return None
 
 
@@ -105,9 +113,3 @@ def read_ids(what: str, value: object, raw: Sequence[Tensor]) -> list[int] | np.
     if array is None or array.dtype != np.int32 or array.ndim != 1:
         raise RequestRejected("invalid", f"{what} must name a raw int32 frame [n]")
     return array
-
-
-def _digest(prompt: list[int] | np.ndarray[Any, Any]) -> Hashable:
-    """The same for the same ids, sent as a list or raw."""
-    ids = np.asarray(prompt, np.int32)
-    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

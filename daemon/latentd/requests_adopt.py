@@ -88,6 +88,7 @@ def _begin(
     known = session.opened(key, digest)
     if known is None:
         work.check_launch(None)
+        work.waiting.check_turn()
         arrival = transfers.begin(tokens, token, sampling or SamplingParams(), salt)
         expires_at = work.now + work.options.lease_s
         session.adoptions[key] = Adoption(arrival, len(arrival.missing), expires_at)

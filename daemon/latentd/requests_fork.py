@@ -26,6 +26,7 @@ def fork(
     source = session.record(slot_id, epoch)
     check_idle(source)
     work.check_launch(None)
+    work.waiting.check_turn()
     forked = work.engine.fork(slot_id, epoch, pos, sampling)
     results: Header = {
         "slot": forked.slot_id,

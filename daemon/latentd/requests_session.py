@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from latentd.requests_admit import check_idle
 from latentd.requests_stream import resume_stream
 from latentd.sessions import Stored
-from latentd_client import protocol
+from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -29,7 +29,44 @@ def hello(
     work.check_launch(None)
     session = work.sessions.create(work.now)
     session.peer = peer
-    return {"session": session.token, **work.hello_fields()}
+    return {"session": session.token, **_hello_fields(work)}
+
+
+def _hello_fields(work: Work) -> Header:
+    """What hello tells beside the session."""
+    info, options = work.engine.info, work.options
+    return {
+        "version": protocol.VERSION,
+        "boot_id": work.sessions.boot_id,
+        "lease_s": options.lease_s,
+        "control": work.control,
+        "features": list(fields.ATTEND_FEATURES if info.attend_only else fields.FEATURES),
+        "limits": {
+            "max_frame_bytes": options.max_frame_bytes,
+            "max_frames": options.max_frames,
+            "credits": options.credits,
+            "session_credits": options.shared_credits,
+            "max_waiting": options.max_waiting,
+        },
+        "model": {
+            "name": info.name,
+            "fingerprint": info.fingerprint,
+            "vocab_size": info.vocab_size,
+            "eos_token_ids": list(info.eos_token_ids),
+            "layers": info.layers,
+            "heads": info.heads,
+            "nope_dim": info.nope_dim,
+            "v_dim": info.v_dim,
+        },
+        "max_ctx": info.max_ctx,
+        "max_slots": info.max_slots,
+        "buckets": list(info.buckets),
+        "page_size": info.page_size,
+        "numerics": info.numerics,
+        "dtype": info.dtype,
+        "device": info.device,
+        "attend_only": info.attend_only,
+    }
 
 
 def resume(
@@ -92,6 +129,7 @@ def truncate(
         if stored is None:
             raise
         return {**stored.results, "replayed": True}
+    work.let_in()
     record.forget_beyond(to)
     results: Header = {"context_len": length}
     record.store(pos, Stored(digest, results))
@@ -102,10 +140,14 @@ def close(
     work: Work, peer: bytes, request_id: int, header: Header, raw: list[Tensor]
 ) -> Header | None:
     """Free a slot, or with no slot named everything the session has, and the session."""
-    session = work.renew(header["session"], peer)
     slot_id, epoch = header.get("slot"), header.get("epoch")
-    if slot_id is None and epoch is None:
+    is_whole = slot_id is None and epoch is None
+    if is_whole and work.sessions.was_closed(header["session"]):
+        return {"replayed": True}
+    session = work.renew(header["session"], peer)
+    if is_whole:
         work.end_session(session)
+        work.sessions.note_closed(session, work.now)
         return {}
     if slot_id is None or epoch is None:
         raise RequestRejected("invalid", "close: slot and epoch go together")

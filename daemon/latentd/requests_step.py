@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.extras import NO_EXTRAS
@@ -9,6 +10,7 @@ from latentd.replies import RowsTicket, Ticket
 from latentd.requests_admit import check_idle, join, read_sampling
 from latentd.requests_extras import read_extras
 from latentd.runs import StepRun
+from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -90,11 +92,15 @@ class _Rows:
             if not self._may_launch:
                 work.check_launch(self._deadline_s)
             request = work.engine.admit_step(slot_id, epoch, pos, token, sampling, logits, extras)
-        except RequestRejected:
+        except RequestRejected as refusal:
             stored = record.find(pos, digest)
-            if stored is None:
-                raise
-            self._ticket.put(index, stored.results, stored.tensors, True)
+            if stored is not None:
+                self._ticket.put(index, stored.results, stored.tensors, True)
+                return
+            run = StepRun(record, pos, digest, [(self._ticket, index, False)], self._expires_at)
+            fields = (slot_id, epoch, pos, token, sampling, logits, extras)
+            work.waiting.enter(Place(run, partial(work.engine.admit_step, *fields), refusal))
+            record.running = run
             return
         run = StepRun(record, pos, digest, [(self._ticket, index, False)], self._expires_at)
         record.running = work.runs[request] = run

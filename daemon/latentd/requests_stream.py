@@ -6,12 +6,14 @@ token on, `resume` from where its reader stands.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.operations import StreamRequest
-from latentd.requests_admit import check_idle, read_sampling
+from latentd.requests_admit import RETRY_AFTER_S, check_idle, read_sampling
 from latentd.requests_extras import read_extras
 from latentd.runs import StreamRun
+from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -33,27 +35,30 @@ def stream(
     sampling = read_sampling(header)
     extras = read_extras(header, raw, work.engine.info.vocab_size)
     digest = ("stream", header["max_steps"], stop, sequences, token, sampling, extras)
-    run, expires_at = record.running, work.expires_at(header.get("deadline_s"))
-    if isinstance(run, StreamRun) and run.pos == pos and run.digest == digest:
-        run.expires_at = max(run.expires_at, expires_at)
-        _attach(work, run, peer, request_id, credit, 0)
+    running, expires_at = record.running, work.expires_at(header.get("deadline_s"))
+    if isinstance(running, StreamRun) and running.pos == pos and running.digest == digest:
+        running.expires_at = max(running.expires_at, expires_at)
+        _attach(work, running, peer, request_id, credit, 0)
         return None
+    request = StreamRequest(
+        record.slot_id, record.epoch, pos, header["max_steps"], stop, credit, sequences, extras
+    )
+    start = partial(work.engine.admit_stream, request, token, sampling)
+    run = StreamRun(session, record, request, pos, digest, peer, request_id, credit)
+    run.expires_at, run.context_len = expires_at, pos
     try:
         check_idle(record)
+        session.check_id(request_id)
         work.check_launch(header.get("deadline_s"))
-        request = StreamRequest(
-            record.slot_id, record.epoch, pos, header["max_steps"], stop, credit, sequences, extras
-        )
-        work.engine.admit_stream(request, token, sampling)
-    except RequestRejected:
+        _check_left(work, session, credit)
+        work.runs[start()] = run
+    except RequestRejected as refusal:
         stored = record.find(pos, digest)
-        if stored is None:
-            raise
-        _replay(work, session, stored.results["run"], peer, request_id, 0)
-        return None
-    run = StreamRun(session, record, request, pos, digest, peer, request_id, credit)
-    run.expires_at = expires_at
-    record.running = session.running[request_id] = work.runs[request] = run
+        if stored is not None:
+            _replay(work, session, stored.results["run"], peer, request_id, 0)
+            return None
+        work.waiting.enter(Place(run, start, refusal))
+    record.running = session.running[request_id] = run
     return None
 
 
@@ -96,12 +101,12 @@ def credit(
     run = session.running.get(header["stream"])
     if not isinstance(run, StreamRun) or run.end is not None:
         return {"known": False}
-    room = work.options.credits - (run.granted - len(run.tokens))
-    n = min(header["n"], room)
+    room = work.options.credits - run.ahead
+    n = min(header["n"], room, _credits_left(work, session))
     if n > 0:
         run.granted += n
         work.engine.add_credit(run.request, n)
-    return {"known": True, "credit": run.granted - len(run.tokens)}
+    return {"known": True, "credit": run.ahead}
 
 
 def _check_credit(work: Work, credit: int) -> None:
@@ -109,16 +114,38 @@ def _check_credit(work: Work, credit: int) -> None:
         raise RequestRejected("invalid", f"stream: credit {credit}, at most {work.options.credits}")
 
 
+def _credits_left(work: Work, session: Session) -> int:
+    """What a stream may still be granted beside the others of its session."""
+    most, running = work.options.shared_credits, session.running.values()
+    if (len(running) + 1) * work.options.credits <= most:  # whatever the others have
+        return work.options.credits
+    streams = (run for run in running if isinstance(run, StreamRun) and run.end is None)
+    return most - sum(run.ahead for run in streams)
+
+
+def _check_left(work: Work, session: Session, credit: int) -> None:
+    left = _credits_left(work, session)
+    if credit > left:
+        raise RequestRejected(
+            "busy",
+            f"stream: credit {credit}, and {left} of the {work.options.shared_credits} that all "
+            "streams of a session may have together are left: read them, or ask for less",
+            credits_left=max(0, left), retry_after_s=RETRY_AFTER_S,
+        )  # fmt: skip
+
+
 def _attach(
     work: Work, run: StreamRun, peer: bytes, request_id: int, credit: int, start: int
 ) -> None:
     """A running stream's new reader gets the tokens from `start` on, and credit beyond those there
     are as it asked."""
+    run.session.check_id(request_id, run)
+    missing = len(run.tokens) + credit - run.granted
+    _check_left(work, run.session, missing)
     work.leave(run.session, run)
     run.peer, run.request_id, run.sent, run.replayed = peer, request_id, start, len(run.tokens)
     run.session.running[request_id] = run
     run.is_lost = False
-    missing = len(run.tokens) + credit - run.granted
     if missing > 0:
         run.granted += missing
         work.engine.add_credit(run.request, missing)

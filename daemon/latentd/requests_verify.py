@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.operations import VerifyRequest
@@ -9,6 +10,7 @@ from latentd.replies import Ticket
 from latentd.requests_admit import check_idle, join, read_sampling
 from latentd.requests_extras import read_extras
 from latentd.runs import StepRun
+from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -26,22 +28,23 @@ def verify(
     stop, sampling = frozenset(header.get("stop") or ()), read_sampling(header)
     extras = read_extras(header, raw, work.engine.info.vocab_size)
     digest = ("verify", token, draft, stop, sampling, extras)
-    ticket, run = Ticket(work.outbox, peer, request_id), record.running
+    ticket, running = Ticket(work.outbox, peer, request_id), record.running
     expires_at = work.expires_at(header.get("deadline_s"))
-    if isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-        join(run, (ticket, 0, True), expires_at)
+    if isinstance(running, StepRun) and running.pos == pos and running.digest == digest:
+        join(running, (ticket, 0, True), expires_at)
         return None
+    request = VerifyRequest(record.slot_id, record.epoch, pos, draft, stop, extras)
+    start = partial(work.engine.admit_verify, request, token, sampling)
+    run = StepRun(record, pos, digest, [(ticket, 0, False)], expires_at)
     try:
         check_idle(record)
         work.check_launch(header.get("deadline_s"))
-        request = VerifyRequest(record.slot_id, record.epoch, pos, draft, stop, extras)
-        work.engine.admit_verify(request, token, sampling)
-    except RequestRejected:
+        work.runs[start()] = run
+    except RequestRejected as refusal:
         stored = record.find(pos, digest)
-        if stored is None:
-            raise
-        ticket.put(0, stored.results, stored.tensors, True)
-        return None
-    run = StepRun(record, pos, digest, [(ticket, 0, False)], expires_at)
-    record.running = work.runs[request] = run
+        if stored is not None:
+            ticket.put(0, stored.results, stored.tensors, True)
+            return None
+        work.waiting.enter(Place(run, start, refusal))
+    record.running = run
     return None

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from latentd.extras import top_fields
 from latentd.routing import Sent
+from latentd.sessions import Stored
 from latentd_client import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from latentd.attending import AttendRequest
     from latentd.extras import Top
-    from latentd.operations import OpenRequest, StreamRequest
+    from latentd.operations import Request, StreamRequest
     from latentd.replies import Outbox, RowsTicket, Ticket
     from latentd.sessions import Session, SlotRecord
     from latentd_client.protocol import Header
@@ -43,24 +44,27 @@ class StepRun:
     waiters: list[Waiter]
     expires_at: float
 
-    def is_of(self, session: Session, request_id: int) -> bool:
-        """Whether a request of this session, by its id, waits for it."""
-        record = self.record
-        if session.slots.get((record.slot_id, record.epoch)) is not record:
-            return False
-        return any(ticket.request_id == request_id for ticket, _, _ in self.waiters)
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return is_of_session(self.record, session)
 
 
 @dataclass(eq=False, slots=True)
 class OpenRun:
-    """A prompt in flight. `expires_at` is its deadline: between chunks it can still be dropped."""
+    """A prompt in flight. `start` admits it, and sets `request`. `expires_at` is its deadline:
+    between chunks it can still be dropped."""
 
     session: Session
-    request: OpenRequest
     request_id: int
     key: str
+    start: Callable[[], Request]
     expires_at: float
     waiters: list[Waiter]
+    request: Request | None = None
+
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return self.session is session
 
 
 @dataclass(eq=False, slots=True)
@@ -89,6 +93,22 @@ class StreamRun:
     replayed: int = 0
     is_lost: bool = False
     expires_at: float = math.inf
+
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return self.session is session
+
+    @property
+    def ahead(self) -> int:
+        """Credit that it has been granted and not used."""
+        return self.granted - len(self.tokens)
+
+    def close(self, end: str) -> None:
+        """It has ended; what it has is kept for its repetition."""
+        self.end = end
+        self.record.running = None
+        results = {"run": self, "context_len": self.context_len}
+        self.record.store(self.pos, Stored(self.digest, results))
 
     def deliver(self, outbox: Outbox) -> Sent:
         """Send what the reader has not got yet. FULL: try again later."""
@@ -139,6 +159,15 @@ class AttendRun:
     request: AttendRequest
     waiters: list[Waiter]
     expires_at: float
+
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return is_of_session(self.records[0], session)
+
+
+def is_of_session(record: SlotRecord, session: Session) -> bool:
+    """Whether a slot is of a session."""
+    return session.slots.get((record.slot_id, record.epoch)) is record
 
 
 Run: TypeAlias = "StepRun | OpenRun | StreamRun | AttendRun"

@@ -123,6 +123,8 @@ class Server:
         try:
             while True:
                 now = work.now = time.monotonic()
+                if work.waiting.count:
+                    work.let_in()
                 self._take(listener)
                 if now >= work.next_deadline:
                     housekeeping.drop_late(work)
@@ -192,13 +194,15 @@ class Server:
             self._posts.popleft()()
         if now < self._tick_at:
             return
-        self._tick_at = now + (TICK_S if work.runs or work.undelivered else IDLE_TICK_S)
+        is_idle = not (work.runs or work.undelivered or work.waiting.count)
+        self._tick_at = now + (IDLE_TICK_S if is_idle else TICK_S)
         if self._listener is not None:
             self._listener.router.tick(now, work.sessions.peers)
         if now >= self._leases_at:
             self._leases_at = now + IDLE_TICK_S
             housekeeping.end_leases(work)
             housekeeping.drop_late_adoptions(work)
+            housekeeping.look_after_waiting(work)
         if self._on_tick is not None:
             self._on_tick()
 

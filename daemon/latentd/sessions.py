@@ -129,6 +129,12 @@ class Session:
             )
         return record
 
+    def check_id(self, request_id: int, run: Run | None = None) -> None:
+        """Raise RequestRejected("invalid") when another open or stream than `run` has that id."""
+        if self.running.get(request_id, run) is not run:
+            text = f"id {request_id} is that of an open or a stream in flight; take another one"
+            raise RequestRejected("invalid", text)
+
     def add_slot(self, slot_id: int, epoch: int, key: str) -> SlotRecord:
         """Own a new slot."""
         record = self.slots[slot_id, epoch] = SlotRecord(slot_id, epoch, key)
@@ -176,6 +182,7 @@ class Sessions:
         self.grace_s = grace_s
         self._sessions: dict[bytes, Session] = {}  # by the hash of the token
         self._by_token: dict[str, Session] = {}  # those whose token is known
+        self._closed: dict[bytes, float] = {}  # when, by the hash of the token
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -249,6 +256,16 @@ class Sessions:
         self._sessions.pop(session.token_hash, None)
         self._by_token.pop(session.token, None)
 
+    def note_closed(self, session: Session, now: float) -> None:
+        """A session was closed by its owner, who may ask that again."""
+        self._closed[session.token_hash] = now
+        if len(self._closed) > MAX_SESSIONS:
+            del self._closed[next(iter(self._closed))]
+
+    def was_closed(self, token: str) -> bool:
+        """Whether the session of a token was closed, within the grace period."""
+        return _hash(token) in self._closed
+
     def overdue(self, now: float) -> tuple[list[Session], list[Session]]:
         """Sessions whose lease has run out (their streams must stop), and those whose grace
         period has run out too (they must be freed)."""
@@ -256,7 +273,9 @@ class Sessions:
         return lost, [s for s in lost if s.expires_at + self.grace_s < now]
 
     def forget_old(self, now: float) -> None:
-        """Drop closed slots after the grace period, and the stored replies of their opens."""
+        """Drop what was closed after the grace period: slots, the stored replies of their opens,
+        and who asked for it."""
+        self._closed = {token: at for token, at in self._closed.items() if at + self.grace_s >= now}
         for session in self._sessions.values():
             for seat in list(session.closed):
                 closed_at = session.slots[seat].closed_at

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.routing import Sent
-from latentd.runs import OpenRun, StepRun, StreamRun
-from latentd_client import fields, protocol
+from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun
+from latentd.runs_waiting import let_in, turn_all_away, turn_away
+from latentd.waiting import WaitingRoom
+from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -17,13 +19,14 @@ if TYPE_CHECKING:
     from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions, SlotRecord
-    from latentd_client.protocol import Header
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
-    data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead;
+    data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead,
+    `session_credits` all streams of a session together;
+    `max_waiting` the most requests for new slots that wait for room (0: nothing waits);
     `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the time
     that running work gets when the control socket is asked to drain without naming one."""
 
@@ -35,7 +38,14 @@ class ServerOptions:
     max_frame_bytes: int = protocol.MAX_FRAME_BYTES
     max_frames: int = protocol.MAX_FRAMES
     credits: int = 1024
+    session_credits: int = 65536
+    max_waiting: int = 0
     drain_s: float = 30.0
+
+    @property
+    def shared_credits(self) -> int:
+        """The most that all streams of a session may be granted ahead: at least what one may."""
+        return max(self.credits, self.session_credits)
 
 
 @dataclass(eq=False)
@@ -53,11 +63,15 @@ class Work:
     control: str
     runs: dict[Request, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
+    waiting: WaitingRoom = field(init=False)
     now: float = 0.0
     next_deadline: float = math.inf
     is_draining: bool = False
     fault: str | None = None
     took_piece: bool = False
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitingRoom(self.options.max_waiting)
 
     def renew(self, token: str, peer: bytes) -> Session:
         """The session of a token that came from a peer. Raises like `Sessions.renew`."""
@@ -104,7 +118,7 @@ class Work:
         run.is_lost = True
         if self.is_draining:
             self.engine.cancel(run.request, "draining")
-        unused = run.granted - len(run.tokens)
+        unused = run.ahead
         if unused > 0:
             run.granted -= unused
             self.engine.add_credit(run.request, -unused)
@@ -115,32 +129,50 @@ class Work:
             del session.running[run.request_id]
 
     def cancel(self, session: Session, request_id: int) -> bool:
-        """Stop an open or a stream by its request's id, or what is not launched of the rows of a
-        step or verification; whether it was running."""
+        """Stop an open or a stream by its request's id, or what is not launched of the rows of
+        another one; whether it was running."""
         run = session.running.get(request_id)
         if isinstance(run, OpenRun) or (isinstance(run, StreamRun) and run.end is None):
-            self.engine.cancel(run.request)
+            self._stop(run, run.request)
         rows = [
-            request
-            for request, step in self.runs.items()
-            if isinstance(step, StepRun) and step.is_of(session, request_id)
+            (request, row)
+            for request, row in (*self.runs.items(), *((None, row) for row in self.waiting))
+            if isinstance(row, StepRun | AttendRun)
+            and any(ticket.request_id == request_id for ticket, _, _ in row.waiters)
+            and row.is_in(session)
         ]
-        for request in rows:
-            self.engine.cancel(request)
+        for request, row in rows:
+            self._stop(row, request)
         return run is not None or bool(rows)
+
+    def _stop(self, run: Run, request: Request | None) -> None:
+        """Cancel a run, whether it waits or runs."""
+        if run in self.waiting:
+            turn_away(self, run, RequestRejected("cancelled", "the request was cancelled"))
+        elif request is not None:
+            self.engine.cancel(request)
+
+    def let_in(self) -> None:
+        """Pages or a slot may have become free: start those who wait for them."""
+        let_in(self)
 
     def close_slot(self, record: SlotRecord) -> None:
         """Free a slot at the engine; its stored replies stay for the grace period."""
-        if record.closed_at is None:
-            record.closed_at = self.now
-            self.engine.close(record.slot_id, record.epoch)
+        if record.closed_at is not None:
+            return
+        if record.running is not None and record.running in self.waiting:
+            text = f"slot {record.slot_id} was closed"
+            turn_away(self, record.running, RequestRejected("epoch_gone", text))
+        record.closed_at = self.now
+        self.engine.close(record.slot_id, record.epoch)
+        self.let_in()
 
     def end_session(self, session: Session) -> None:
         """Free everything a session owns."""
         self.sessions.remove(session)
         for run in list(session.running.values()):
             if isinstance(run, OpenRun):
-                self.engine.cancel(run.request)
+                self._stop(run, run.request)
         for record in session.slots.values():
             self.close_slot(record)
         for key in list(session.adoptions):
@@ -152,12 +184,27 @@ class Work:
         if adoption is not None:
             del session.opens[key]
             self.engine.transfers.drop(adoption.arrival)
+            self.let_in()
 
     def stop_streams(self, session: Session) -> None:
-        """End the streams of a session that nobody renews."""
+        """End the streams of a session that nobody renews, and what waits."""
+        silent = RequestRejected("cancelled", "the session was silent for longer than its lease")
+        turn_all_away(self, silent, session)
         for run in list(session.running.values()):
             if isinstance(run, StreamRun) and run.end is None:
                 self.engine.cancel(run.request)
+
+    def fail(self, run: Run, refusal: RequestRejected) -> None:
+        """Nothing came of a run; a repetition may try again."""
+        if isinstance(run, OpenRun):
+            self.leave(run.session, run)
+            run.session.opens.pop(run.key, None)
+        elif isinstance(run, AttendRun):
+            for record in run.records:
+                record.running = None
+        else:
+            run.record.running = None
+        self.refuse(run, refusal)
 
     def refuse(self, run: Run, refusal: RequestRejected) -> None:
         """Answer everybody who waits for a run."""
@@ -168,37 +215,3 @@ class Work:
             return
         for ticket, index, _ in run.waiters:
             ticket.refuse(index, refusal)
-
-    def hello_fields(self) -> Header:
-        """What hello tells beside the session."""
-        info, options = self.engine.info, self.options
-        return {
-            "version": protocol.VERSION,
-            "boot_id": self.sessions.boot_id,
-            "lease_s": options.lease_s,
-            "control": self.control,
-            "features": list(fields.ATTEND_FEATURES if info.attend_only else fields.FEATURES),
-            "limits": {
-                "max_frame_bytes": options.max_frame_bytes,
-                "max_frames": options.max_frames,
-                "credits": options.credits,
-            },
-            "model": {
-                "name": info.name,
-                "fingerprint": info.fingerprint,
-                "vocab_size": info.vocab_size,
-                "eos_token_ids": list(info.eos_token_ids),
-                "layers": info.layers,
-                "heads": info.heads,
-                "nope_dim": info.nope_dim,
-                "v_dim": info.v_dim,
-            },
-            "max_ctx": info.max_ctx,
-            "max_slots": info.max_slots,
-            "buckets": list(info.buckets),
-            "page_size": info.page_size,
-            "numerics": info.numerics,
-            "dtype": info.dtype,
-            "device": info.device,
-            "attend_only": info.attend_only,
-        }

@@ -154,7 +154,7 @@ def test_every_option_of_engine_and_server_has_a_setting() -> None:
     engine = {item.name for item in dataclasses.fields(EngineOptions)}
     server = {item.name for item in dataclasses.fields(ServerOptions)}
     assert engine - SETTINGS.keys() == {"model_dir", "selftest"}  # from two settings; tests only
-    assert server - SETTINGS.keys() == {"credits"}
+    assert server - SETTINGS.keys() == {"credits", "session_credits"}
 
 
 def test_random_weights_take_the_directory_of_their_config() -> None:

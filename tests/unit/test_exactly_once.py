@@ -185,3 +185,23 @@ def test_a_running_stream_goes_on_with_the_reader_that_repeats_it(peer: Peer) ->
         tokens += header["tokens"]
     assert (tokens[:10], ids, first != second) == (seen, {second}, True)
     assert header["end"] == "max_steps"
+
+
+def test_a_repeated_close_of_the_session_is_replayed_and_nothing_else_is(peer: Peer) -> None:
+    opened = peer.open()
+    assert "replayed" not in peer.ask("close")
+    assert peer.ask("close")["replayed"]
+    assert peer.ask("step", **seat(opened))["status"] == "lease_lost"
+    assert peer.ask("close", session="nobody")["status"] == "lease_lost"
+
+
+@pytest.mark.parametrize("op", ["open", "stream"])
+def test_the_id_of_what_is_in_flight_is_refused_for_another_request(peer: Peer, op: str) -> None:
+    first, second = peer.open(key="a"), peer.open(key="b")
+    stream = peer.send("stream", **seat(first), max_steps=99, credit=1)
+    peer.receive()
+    peer._id = stream - 1
+    fields: dict[str, Any] = {**seat(second), "max_steps": 9, "credit": 1}
+    reply = peer.ask(op, **({"key": "c", "prompt": [1]} if op == "open" else fields))
+    assert (reply["status"], f"id {stream}" in reply["error"]) == ("invalid", True)
+    assert peer.ask("cancel", request=stream)["known"], "it is still the first one's"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 import storm
 from fakes import FakeEngine
-from latentd_client import Client, DeadlineExceeded, protocol
-from lossy import LossyWire
-from serving import serving
+from latentd_client import AsyncClient, Client, DeadlineExceeded, protocol
+from lossy import LossyWire, lossy, num_pending
+from serving import Blocking, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,3 +71,36 @@ def test_10000_steps_of_which_every_second_reply_is_lost_end_with_the_texts_of_a
     lost, texts = storm.run(endpoint, 1, 10_000, 0.5)
     assert lost > 10_000
     assert (0, texts) == storm.run(endpoint, 1, 10_000, 0.0)
+
+
+def test_an_asynchronous_client_that_loses_every_second_reply_ends_with_the_texts_of_a_calm_run(
+    endpoint: str,
+) -> None:
+    with asyncio.Runner() as runner:
+
+        async def start() -> AsyncClient:
+            return await AsyncClient(endpoint).connect()
+
+        def connect(endpoint: str) -> Any:
+            return Blocking(runner.run(start()), runner)
+
+        lost, texts = storm.run(endpoint, 2, 3_000, 0.5, connect)
+    assert lost > 3_000
+    assert (0, texts) == storm.run(endpoint, 2, 3_000, 0.0)
+
+
+def test_streams_whose_last_frames_are_lost_leave_nothing_to_be_waited_for(
+    endpoint: str, connect: Callable[..., Any]
+) -> None:
+    with serving(endpoint), connect(endpoint) as client:
+        slot = client.open([1, 2])
+        lossy(client, lambda message: "end" in protocol.decode_header(message[0]))
+        for _ in range(10):
+            with contextlib.suppress(DeadlineExceeded):
+                for _ in slot.stream(2):
+                    pass
+            slot.truncate(2)
+            slot.step(1)
+        slot.stream(2)
+        slot.close()
+        assert num_pending(client) == 0

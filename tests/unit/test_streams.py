@@ -206,3 +206,28 @@ def test_a_long_stream_is_repeated_a_few_frames_a_turn(endpoint: str, monkeypatc
     assert frames == 10 > runs.MAX_FRAMES_EACH
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 95
+
+
+def test_the_streams_of_a_session_share_its_credit(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine, credits=8, session_credits=10), Peer(endpoint) as peer:
+        slots = [peer.hello().open(key="a"), peer.open(key="b")]
+        wait = engine.fake.wait
+
+        def slow() -> Any:
+            time.sleep(0.1)
+            return wait()
+
+        engine.fake.wait = slow  # type: ignore[method-assign]
+        first = peer.send("stream", **seat(slots[0]), max_steps=99, credit=8)
+        peer.receive()
+        fields = {**seat(slots[1]), "max_steps": 2, "credit": 8}
+        second = peer.send("stream", **fields)
+        replies = {header["id"]: header for header, _ in (peer.receive() for _ in range(7))}
+        refused = replies[second]
+        assert (refused["status"], 2 <= refused["credits_left"] < 8) == ("busy", True)
+        while peer.receive()[0]["context_len"] < 11:
+            pass
+        peer.send("stream", **fields)
+        assert read(peer)[1]["end"] == "max_steps"
+        assert peer.ask("credit", stream=first, n=99)["credit"] == 8

@@ -1,0 +1,107 @@
+"""Runs that wait for room: how they come to wait, begin, and are turned away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from latentd.runs import OpenRun, StreamRun
+from latentd.waiting import Place
+from latentd_client.errors import RequestRejected
+from latentd_client.fields import MAX_SEQUENCE
+
+if TYPE_CHECKING:
+    from latentd.operations import Request
+    from latentd.runs import Run
+    from latentd.sessions import Session
+    from latentd.work import Work
+
+ENDS: Final = {"cancelled": "cancelled", "draining": "draining", "epoch_gone": "closed"}
+"""How a stream ends that is turned away with a code, whether it has begun or not."""
+
+
+def begin_open(work: Work, run: OpenRun, size: int) -> None:
+    """Start a prompt, which keeps `size` bytes, or let it wait behind those that do. Raises
+    RequestRejected."""
+    waiting = work.waiting
+    try:
+        if waiting.has_new:
+            waiting.check_turn()
+        _begin(work, run, run.start())
+    except RequestRejected as refusal:
+        waiting.enter(Place(run, run.start, refusal, is_new=True, size=size))
+        let_in(work)
+
+
+def park(work: Work, run: StreamRun) -> bool:
+    """Let a stream wait that has met a full pool: it goes on where it stands. False where nobody
+    waits."""
+    if not work.waiting.most:
+        return False
+    old = run.request
+    left = old.max_steps - (run.context_len - old.pos)
+    tail = tuple(run.tokens[1 - MAX_SEQUENCE :])  # a stop sequence may have begun in it
+    request = run.request = replace(old, pos=run.context_len, max_steps=left, before=tail)
+    start = partial(work.engine.admit_stream, request, None, None)
+    full = RequestRejected("no_pages", "the pool is full", pages_needed=1)
+    return _wait_on(work, Place(run, start, full, has_run=True))
+
+
+def put_back(work: Work, run: OpenRun, refusal: RequestRejected) -> bool:
+    """Let a prompt wait that has met a full pool: it begins anew. False where nobody waits."""
+    return _wait_on(work, Place(run, run.start, refusal, is_new=True, has_run=True))
+
+
+def _wait_on(work: Work, place: Place) -> bool:
+    if work.is_draining:
+        return False
+    try:
+        work.waiting.enter(place)
+    except RequestRejected:
+        return False
+    return True
+
+
+def let_in(work: Work) -> None:
+    """Start those who have room now."""
+    for run, outcome in work.waiting.retry(lambda: work.engine.room, work.now):
+        if isinstance(outcome, RequestRejected):
+            work.fail(run, outcome)
+        else:
+            _begin(work, run, outcome)
+
+
+def _begin(work: Work, run: Run, request: Request) -> None:
+    work.runs[request] = run
+    if isinstance(run, OpenRun):
+        run.request = request
+
+
+def turn_away(work: Work, run: Run, refusal: RequestRejected) -> None:
+    """End a run that waits. A stream keeps the tokens it has."""
+    if not work.waiting.leave(run):
+        return
+    end = ENDS.get(refusal.code)
+    if isinstance(run, StreamRun) and (run.tokens or end is not None):
+        run.close(end or refusal.code)
+        work.deliver(run)
+    else:
+        work.fail(run, refusal)
+
+
+def turn_all_away(work: Work, refusal: RequestRejected, session: Session | None = None) -> None:
+    """The same for all who wait, or for those of a session."""
+    for run in work.waiting:
+        if session is None or run.is_in(session):
+            turn_away(work, run, refusal)
+
+
+def break_stall(work: Work) -> None:
+    """Turn the newest away where all open slots wait for pages that only they could give back."""
+    waiting, engine = work.waiting, work.engine
+    if not waiting.num_old or engine.has_work:
+        return
+    if waiting.num_old >= engine.info.max_slots - engine.room.slots:
+        newest = waiting.newest_old
+        turn_away(work, newest.run, newest.refusal)
