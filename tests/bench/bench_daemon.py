@@ -1,4 +1,4 @@
-"""A whole daemon, measured from outside: seconds to READY, then `latentd bench steps` against it.
+"""A whole daemon, measured from outside: seconds to READY, then `latentd bench steps` and `attend`.
 
     python tests/bench/bench_daemon.py [--device cuda|cpu] [--steps 512] [--only demo,v2-lite,glm]
 
@@ -57,9 +57,11 @@ def measure(name: str, flags: list[str], args: argparse.Namespace | None) -> Non
                     print(child.log.read_text(errors="replace"))
             print(f"{name}: READY after {time.monotonic() - begin_s:.1f} s", flush=True)
             if args is not None:
-                command = [sys.executable, "-m", "latentd", "bench", "steps"]
-                command += ["--endpoint", child.endpoint, "--steps", args.steps]
-                subprocess.run([*command, "--context", args.context], check=True)
+                usual = ["--endpoint", child.endpoint, "--steps", args.steps]
+                usual += ["--context", args.context]
+                for part in ("steps",), ("attend", "--rows", "1", "--rows", "8", "--rows", "64"):
+                    command = [sys.executable, "-m", "latentd", "bench", *part, *usual]
+                    subprocess.run(command, check=True)
             print(flush=True)
 
 

@@ -100,10 +100,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
-    slots = [client.open([]) for _ in range(rows)]
+    slots: list[Slot] = []
     q, latent = draw(client.info, rows)
     try:
-        _fill(client, slots, args.context)
+        for number in range(rows):
+            slots.append(_open(client, args.context, number))
         times: list[float] = []
         tokens: list[float] = []
         deadline = time.perf_counter() + args.seconds
@@ -138,16 +139,20 @@ def _position(
         yield (time.perf_counter() - start) * 1e6
 
 
-def _fill(client: Client, slots: list[Slot], length: int) -> None:
-    """Grow the slots by runs of rows, in all layers."""
-    most = client.info.buckets[-1]
-    q, latent = draw(client.info, most)
-    for slot in slots:
-        while slot.context_len < length:
-            count = min(most, length - slot.context_len)
-            rows = [(slot, slot.context_len + row) for row in range(count)]
-            for layer in range(client.info.layers):
-                client.attend(layer, rows, q[:count], latent[:count])
+def _open(client: Client, length: int, seed: int) -> Slot:
+    """A slot of so many positions: a random prompt, or rows in all layers where none can be run."""
+    info = client.info
+    if not info.attend_only:
+        prompt = np.random.default_rng(seed).integers(info.vocab_size, size=length, dtype=np.int32)
+        return client.open(prompt)
+    slot, most = client.open([]), info.buckets[-1]
+    q, latent = draw(info, most)
+    while slot.context_len < length:
+        count = min(most, length - slot.context_len)
+        rows = [(slot, slot.context_len + row) for row in range(count)]
+        for layer in range(info.layers):
+            client.attend(layer, rows, q[:count], latent[:count])
+    return slot
 
 
 def draw(info: DaemonInfo, rows: int) -> tuple[np.ndarray, np.ndarray]:
