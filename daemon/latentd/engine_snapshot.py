@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latentd.attending import Attended
 from latentd.operations import SamplingParams
 from latentd_kernels.geometry import num_pages
 
@@ -30,7 +31,7 @@ PIECE_BYTES = 16 << 20
 @dataclass
 class SavedSlot:
     """A slot. `pages` are rows of the snapshot's pages; `start` is the first link of its chain of
-    digests, empty without a prefix cache."""
+    digests, empty without a prefix cache; `attended` are the parts of an `Attended`."""
 
     slot_id: int
     epoch: int
@@ -40,6 +41,7 @@ class SavedSlot:
     start: bytes
     tokens: NDArray[np.int32]
     pages: NDArray[np.int32]
+    attended: tuple[int, bytes] | None = None
 
 
 def take(engine: Engine, seats: Iterable[tuple[int, int]]) -> tuple[list[SavedSlot], list[int]]:
@@ -55,10 +57,11 @@ def take(engine: Engine, seats: Iterable[tuple[int, int]]) -> tuple[list[SavedSl
 def _describe(slot: Slot, rows: dict[int, int]) -> SavedSlot:
     pages = [rows.setdefault(page, len(rows)) for page in slot.pages[: num_pages(slot.length)]]
     assert slot.sampling is not None
+    last = slot.attended
     return SavedSlot(
         slot.slot_id, slot.epoch, slot.token, slot.sampling, slot.borrowed,
         slot.chain[0] if slot.chain else b"", np.array(slot.tokens[: slot.length], np.int32),
-        np.array(pages, np.int32),
+        np.array(pages, np.int32), last and (last.first, last.digest),
     )  # fmt: skip
 
 
@@ -118,6 +121,7 @@ def _seat(engine: Engine, saved: SavedSlot, pages: list[int]) -> None:
     length = len(saved.tokens)
     slot.tokens[:length] = saved.tokens.data
     slot.length, slot.token, slot.borrowed = length, saved.token, saved.is_borrowed
+    slot.attended = None if saved.attended is None else Attended(*saved.attended)
     if saved.start and engine.sharing.cache is not None:
         slot.chain = [saved.start]
         table.full.append(slot)
