@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from latentd_client._slot import BaseSlot
     from latentd_client.protocol import Header, Tensor
 
+_SENT = (np.dtype(np.uint16), np.dtype(np.float32))
+
 
 def attend(
     calls: Calls, layer: int, rows: Iterable[tuple[BaseSlot, int]], q: Any, latent: Any,
@@ -63,16 +65,16 @@ def _bits(values: Any, what: str) -> Tensor:
     """The numbers as they travel. Raises ProtocolError."""
     if _is_torch(values):
         torch, values = sys.modules["torch"], values.detach().cpu()
-        if values.dtype == torch.bfloat16:
-            values = values.contiguous().view(torch.int16).numpy().view(np.uint16)
-        else:
-            values = values.numpy()
-    elif isinstance(values, np.ndarray) and values.dtype.name == "bfloat16":
-        values = np.ascontiguousarray(values).view(np.uint16)
-    if not isinstance(values, np.ndarray) or values.dtype not in (np.uint16, np.float32):
-        text = "a torch tensor of bfloat16 or a numpy array of bfloat16, or its bits as uint16"
-        raise ProtocolError(f"{what} is {type(values).__name__}, must be {text}")
-    return values
+        is_half = values.dtype == torch.bfloat16
+        values = (values.contiguous().view(torch.int16) if is_half else values).numpy()
+        return _bits(values.view(np.uint16) if is_half else values, what)
+    if isinstance(values, np.ndarray):
+        if values.dtype in _SENT:
+            return values
+        if values.dtype.name == "bfloat16":  # asked last, for it takes numpy a while to make it
+            return np.ascontiguousarray(values).view(np.uint16)
+    text = "a torch tensor of bfloat16 or a numpy array of bfloat16, or its bits as uint16"
+    raise ProtocolError(f"{what} is {type(values).__name__}, must be {text}")
 
 
 def _like(q: Any, o: Tensor) -> Any:

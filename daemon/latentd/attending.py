@@ -104,5 +104,4 @@ def are_finite(latent: Bits) -> bool:
     """Whether there is neither infinity nor NaN among them."""
     if latent.dtype == np.float32:
         return bool(np.isfinite(latent).all())
-    exponents = np.bitwise_and(latent.view(np.uint16), 0x7F80)
-    return bool((exponents != 0x7F80).all())
+    return bool(np.bitwise_and(latent, np.uint16(0x7F80)).max(initial=0) < 0x7F80)
