@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
+        Failed,
         ModelInfo,
         OpenRequest,
         Reason,
@@ -161,9 +162,9 @@ class Engine:
         """See EngineProtocol. A stream that has ended ignores it."""
         stream.credit += n
 
-    def cancel(self, request: Request, reason: Reason = "cancelled") -> None:
+    def cancel(self, request: Request, reason: Reason = "cancelled") -> Failed | None:
         """See EngineProtocol."""
-        self.cancels.cancel(request, reason)
+        return self.cancels.cancel(request, reason)
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """See EngineProtocol."""

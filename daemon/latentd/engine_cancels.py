@@ -12,6 +12,7 @@ from latentd.verifying import VerifyTask
 if TYPE_CHECKING:
     from latentd.engine_launches import Launches
     from latentd.operations import Reason, Request
+    from latentd.plans import Task
     from latentd.slots import Slot, SlotTable
 
 TEXTS: Final[dict[Reason, str]] = {
@@ -28,37 +29,37 @@ class Cancels:
         self.slots = slots
         self.launches = launches
 
-    def cancel(self, request: Request, reason: Reason) -> None:
+    def cancel(self, request: Request, reason: Reason) -> Failed | None:
         """See EngineProtocol."""
         slot_id = request.rows[0][0] if isinstance(request, AttendRequest) else request.slot_id
         slot = self.slots.slots[slot_id]
         task = slot.task
-        if isinstance(task, OpenTask) and task.request is request:
-            is_late = reason == "deadline"
-            text = "the time was over before the prompt was in" if is_late else TEXTS[reason]
-            self.launches.end(slot, reason, reason, text)
-            self.slots.free(slot)
-        elif isinstance(task, StreamTask) and task.request is request:
-            self._cancel_stream(slot, task, reason)
-        elif isinstance(task, StepTask | VerifyTask | AttendTask) and task.request is request:
-            self._take_back(task, reason)
+        if isinstance(task, StreamTask) and task.request is request:
+            return self._cancel_stream(slot, task, reason)
+        kinds = OpenTask | StepTask | VerifyTask | AttendTask
+        if isinstance(task, kinds) and task.request is request:
+            return self._take_back(task, reason)
+        return None
 
-    def _cancel_stream(self, slot: Slot, task: StreamTask, reason: Reason) -> None:
+    def _cancel_stream(self, slot: Slot, task: StreamTask, reason: Reason) -> Failed | None:
         if reason == "deadline":
-            if not task.steps and not task.ahead:
-                self._take_back(task, reason)
-        elif task.ahead:
+            return None if task.steps or task.ahead else self._take_back(task, reason)
+        if task.ahead:
             task.end = reason  # when what runs is committed
         else:
             self.launches.end(slot, reason, reason, "")
+        return None
 
-    def _take_back(
-        self, task: StepTask | VerifyTask | StreamTask | AttendTask, reason: Reason
-    ) -> None:
-        """Fail a task of which nothing is launched; what is launched goes on."""
-        if not self.launches.scheduler.drop(task):
-            return
-        if isinstance(task, AttendTask):
+    def _take_back(self, task: Task, reason: Reason) -> Failed | None:
+        """Fail a task of which nothing is launched, or a prompt; what is launched goes on."""
+        text = TEXTS[reason]
+        if not self.launches.scheduler.drop(task) and not isinstance(task, OpenTask):
+            return None
+        if isinstance(task, OpenTask):
+            if reason == "deadline":
+                text = "the time was over before the prompt was in"
+            self.slots.free(task.slot)
+        elif isinstance(task, AttendTask):
             for run in task.runs:
                 run.slot.task = None
         else:
@@ -66,4 +67,6 @@ class Cancels:
             if task.slot.written is None:  # else its pages hold more than its length tells
                 self.slots.cut(task.slot, task.slot.length)
         self.launches.counters.failed[reason] += 1
-        self.launches.events.append(Failed(task.request, reason, TEXTS[reason]))
+        failed = Failed(task.request, reason, text)
+        self.launches.events.append(failed)
+        return failed

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
+        Failed,
         ModelInfo,
         OpenRequest,
         Reason,
@@ -88,12 +89,13 @@ class EngineProtocol(Protocol):
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """Let a stream produce n more tokens, or with a negative n fewer than it might."""
 
-    def cancel(self, request: Request, reason: Reason = "cancelled") -> None:
-        """Stop a request; the event still comes. An open fails with `reason` (its slot is freed),
-        and so does a step or verification that is not launched, and a stream with the reason
-        "deadline" if nothing of it is; else a stream's `end` is `reason`, and what is launched of
-        it is committed. Those leave their slot as it was before. What is launched, a stream that
-        has begun when its time is over, and what has completed, is left as it is."""
+    def cancel(self, request: Request, reason: Reason = "cancelled") -> Failed | None:
+        """Stop a request; the event still comes, and is returned if it is one of failing. An open
+        fails with `reason` (its slot is freed), and so do a step, verification or attention that
+        is not launched, and a stream with the reason "deadline" if nothing of it is: they leave
+        their slot as it was before. Else a stream's `end` is `reason`, and what is launched of it
+        is committed. What is launched, a stream that has begun when its time is over, and what has
+        completed is left as it is."""
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """Drop all tokens from position `to` on; returns the new length. The last sampled token

@@ -34,7 +34,7 @@ def drop_late(work: Work) -> None:
     for request, run in list(work.runs.items()):
         if run.expires_at <= work.now:
             run.expires_at = math.inf  # what is launched goes on
-            work.engine.cancel(request, "deadline")
+            work.stop(request, "deadline")
     for run in work.waiting:
         if run.expires_at <= work.now:
             run.expires_at = math.inf

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from latentd.parking import Parked
 from latentd.routing import Sent
 from latentd_client import packed, protocol
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     Tensors: TypeAlias = Mapping[str, Tensor]
     """The tensors of a reply, by field."""
 
-MAX_PARKED = 64
-"""Replies kept for a peer of libzmq that does not read, beside the socket's own queue; more are
-dropped and counted (a repeated request gets its stored reply)."""
-
 
 class Outbox:
     """The sending side of a router."""
@@ -35,7 +32,7 @@ class Outbox:
     def __init__(self, router: Router) -> None:
         self._send = router.try_send
         self._has_room = router.has_room
-        self._parked: dict[bytes, deque[Frames]] = {}
+        self._parked: dict[bytes, Parked] = {}
         self.counters: Counter[str] = Counter()
 
     @property
@@ -53,11 +50,9 @@ class Outbox:
         if parked is None:
             if self.try_send(peer, frames) is not Sent.FULL:
                 return
-            parked = self._parked[peer] = deque()
-        if len(parked) >= MAX_PARKED:
+            parked = self._parked[peer] = Parked()
+        if not parked.add(frames):
             self.counters["replies_dropped"] += 1
-        else:
-            parked.append(frames)
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """Send now or say why not."""
@@ -65,6 +60,10 @@ class Outbox:
         if outcome is Sent.DEAD:
             self.counters["peers_gone"] += 1
         return outcome
+
+    def is_parked(self, peer: bytes) -> bool:
+        """Whether replies wait for that peer to read."""
+        return peer in self._parked
 
     def has_room(self, peer: bytes) -> bool:
         """Whether a stream may send to the peer; if not, it must wait behind older replies."""
@@ -75,9 +74,9 @@ class Outbox:
         has_moved = False
         for peer, parked in list(self._parked.items()):
             while parked:
-                if self.try_send(peer, parked[0]) is Sent.FULL:
+                if self.try_send(peer, parked.first) is Sent.FULL:
                     break
-                parked.popleft()
+                parked.drop_first()
                 has_moved = True
             if not parked:
                 del self._parked[peer]

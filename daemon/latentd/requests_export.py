@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.replies import Ticket
-from latentd.requests_admit import check_idle
+from latentd.requests_admit import RETRY_AFTER_S, check_idle
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def export(
     if size > most:
         text = f"export: {count} pages are {size} bytes, a frame has at most {most}"
         raise RequestRejected("too_large", text)
+    if work.outbox.is_parked(peer):
+        text = "export: replies before it have not been read yet: read them first"
+        raise RequestRejected("busy", text, retry_after_s=RETRY_AFTER_S)
     check_idle(record)
     slot = transfers.look(record.slot_id, record.epoch, header["pos"])
     pages = transfers.read(slot, first, count)

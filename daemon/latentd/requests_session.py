@@ -142,12 +142,12 @@ def close(
     """Free a slot, or with no slot named everything the session has, and the session."""
     slot_id, epoch = header.get("slot"), header.get("epoch")
     is_whole = slot_id is None and epoch is None
-    if is_whole and work.sessions.was_closed(header["session"]):
+    if is_whole and work.sessions.has_ended(header["session"]):
         return {"replayed": True}
     session = work.renew(header["session"], peer)
     if is_whole:
         work.end_session(session)
-        work.sessions.note_closed(session, work.now)
+        work.sessions.note_ended(session, work.now)
         return {}
     if slot_id is None or epoch is None:
         raise RequestRejected("invalid", "close: slot and epoch go together")
@@ -155,5 +155,5 @@ def close(
     if record.closed_at is not None:
         return {"replayed": True}
     work.close_slot(record)
-    session.note_closed(record)
+    work.sessions.note_closed(session, record)
     return {}

@@ -29,6 +29,10 @@ MAX_CLOSED = 1024
 """Closed slots of a session whose stored replies are kept."""
 MAX_CLOSED_BYTES = 64 << 20
 """Logits and the like kept in them (those of the slot closed last are always kept)."""
+MAX_ALL_CLOSED_BYTES = 512 << 20
+"""What the closed slots of all sessions may take; the session that has most of it gives way."""
+CLOSED_SLOT_BYTES = 4096
+"""What a closed slot takes beside tensors: its record and eight replies."""
 
 
 def _hash(token: str) -> bytes:
@@ -154,6 +158,11 @@ class Session:
         ):
             self.forget(next(iter(self.closed)))
 
+    @property
+    def closed_weight(self) -> int:
+        """About what its closed slots take, in bytes."""
+        return self.closed_bytes + CLOSED_SLOT_BYTES * len(self.closed)
+
     def forget(self, seat: tuple[int, int]) -> None:
         """Drop a closed slot and all its stored replies."""
         self.closed_bytes -= self.closed.pop(seat)
@@ -182,7 +191,8 @@ class Sessions:
         self.grace_s = grace_s
         self._sessions: dict[bytes, Session] = {}  # by the hash of the token
         self._by_token: dict[str, Session] = {}  # those whose token is known
-        self._closed: dict[bytes, float] = {}  # when, by the hash of the token
+        self._ended: dict[bytes, float] = {}  # closed sessions: when, by the hash of the token
+        self._closed_weight = 0  # of all sessions
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -253,18 +263,33 @@ class Sessions:
     def remove(self, session: Session) -> None:
         """Forget a session; its slots are the caller's to close."""
         session.is_gone = True
-        self._sessions.pop(session.token_hash, None)
+        if self._sessions.pop(session.token_hash, None) is not None:
+            self._closed_weight -= session.closed_weight
         self._by_token.pop(session.token, None)
 
-    def note_closed(self, session: Session, now: float) -> None:
-        """A session was closed by its owner, who may ask that again."""
-        self._closed[session.token_hash] = now
-        if len(self._closed) > MAX_SESSIONS:
-            del self._closed[next(iter(self._closed))]
+    def note_closed(self, session: Session, record: SlotRecord) -> None:
+        """A slot was closed; beyond the bound of all sessions the one that keeps most forgets."""
+        self._closed_weight -= session.closed_weight
+        session.note_closed(record)
+        self._closed_weight += session.closed_weight
+        while self._closed_weight > MAX_ALL_CLOSED_BYTES:
+            largest = max(self, key=lambda one: one.closed_weight)
+            self._forget(largest, next(iter(largest.closed)))
 
-    def was_closed(self, token: str) -> bool:
+    def _forget(self, session: Session, seat: tuple[int, int]) -> None:
+        self._closed_weight -= session.closed_weight
+        session.forget(seat)
+        self._closed_weight += session.closed_weight
+
+    def note_ended(self, session: Session, now: float) -> None:
+        """A session was closed by its owner, who may ask that again."""
+        self._ended[session.token_hash] = now
+        if len(self._ended) > MAX_SESSIONS:
+            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, token: str) -> bool:
         """Whether the session of a token was closed, within the grace period."""
-        return _hash(token) in self._closed
+        return _hash(token) in self._ended
 
     def overdue(self, now: float) -> tuple[list[Session], list[Session]]:
         """Sessions whose lease has run out (their streams must stop), and those whose grace
@@ -275,10 +300,10 @@ class Sessions:
     def forget_old(self, now: float) -> None:
         """Drop what was closed after the grace period: slots, the stored replies of their opens,
         and who asked for it."""
-        self._closed = {token: at for token, at in self._closed.items() if at + self.grace_s >= now}
+        self._ended = {token: at for token, at in self._ended.items() if at + self.grace_s >= now}
         for session in self._sessions.values():
             for seat in list(session.closed):
                 closed_at = session.slots[seat].closed_at
                 if closed_at is None or closed_at + self.grace_s >= now:
                     break
-                session.forget(seat)
+                self._forget(session, seat)

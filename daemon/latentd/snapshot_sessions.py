@@ -122,7 +122,7 @@ def put_back(sessions: Sessions, saved: SavedSession, now: float) -> None:
         if old.is_closed:
             record = session.slots[old.slot_id, old.epoch]
             record.closed_at = now
-            session.note_closed(record)
+            sessions.note_closed(session, record)
 
 
 def _put_reply(session: Session, record: SlotRecord, reply: SavedReply) -> Stored:

@@ -15,7 +15,7 @@ from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
-    from latentd.operations import Request
+    from latentd.operations import Reason, Request
     from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions, SlotRecord
@@ -150,7 +150,14 @@ class Work:
         if run in self.waiting:
             turn_away(self, run, RequestRejected("cancelled", "the request was cancelled"))
         elif request is not None:
-            self.engine.cancel(request)
+            self.stop(request, "cancelled")
+
+    def stop(self, request: Request, reason: Reason) -> None:
+        """Stop what the engine runs. What is undone is answered at once: a repetition that is there
+        already is another one."""
+        failed = self.engine.cancel(request, reason)
+        if failed is not None and request in self.runs:
+            self.fail(self.runs.pop(request), RequestRejected(failed.code, failed.message))
 
     def let_in(self) -> None:
         """Pages or a slot may have become free: start those who wait for them."""

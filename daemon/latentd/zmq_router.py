@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd.parking import size_of
 from latentd.routing import SEND_QUEUE, Frames, Message, Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
     from socket import socket as Wakee
 
 EVENTS, POLLIN, RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 NOBLOCK, NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 """Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
+LARGE_BYTES = 1 << 16
+"""Messages from here on are tracked until they have left the process."""
+MAX_QUEUED_BYTES = 64 << 20
+"""Of those on their way to one peer: libzmq counts messages only."""
 
 
 def make_router(
@@ -37,6 +42,7 @@ class ZmqRouter:
         self._socket = socket
         self._max_frames = max_frames
         self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond
+        self._queued: dict[bytes, list[tuple[zmq.MessageTracker, int]]] = {}  # and their bytes
         self._is_ready = False  # the next receive need not ask
         self._wakee: Wakee | None = None
         self._poller = zmq.Poller()
@@ -61,6 +67,34 @@ class ZmqRouter:
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send."""
+        if len(frames) > 1 or len(frames[0]) >= LARGE_BYTES:
+            return self._try_send_large(peer, frames)
+        return self._try_send(peer, frames)
+
+    def _try_send_large(self, peer: bytes, frames: Frames) -> Sent:
+        """The same where less than MAX_QUEUED_BYTES are on their way to that peer already."""
+        size = size_of(frames)
+        if size < LARGE_BYTES:
+            return self._try_send(peer, frames)
+        queued = self._queued_to(peer)
+        if queued and size + sum(size for _, size in queued) > MAX_QUEUED_BYTES:
+            return Sent.FULL
+        tracked = [zmq.Frame(bytes(frame), track=True, copy_threshold=0) for frame in frames]
+        outcome = self._try_send(peer, tracked)
+        if outcome is Sent.YES:
+            trackers = [frame.tracker for frame in tracked]
+            queued.append((zmq.MessageTracker(*trackers), size))
+            self._queued[peer] = queued
+        return outcome
+
+    def _queued_to(self, peer: bytes) -> list[tuple[zmq.MessageTracker, int]]:
+        """What is still on its way to a peer."""
+        queued = [(sent, size) for sent, size in self._queued.pop(peer, ()) if not sent.done]
+        if queued:
+            self._queued[peer] = queued
+        return queued
+
+    def _try_send(self, peer: bytes, frames: Sequence[bytes | memoryview | zmq.Frame]) -> Sent:
         try:
             send = self._send
             send(peer, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
@@ -102,6 +136,8 @@ class ZmqRouter:
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""
+        for peer in list(self._queued):  # of some of them nothing more will be sent
+            self._queued_to(peer)
 
     def close(self, linger_ms: int) -> None:
         """See Router.close."""

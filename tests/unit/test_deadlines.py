@@ -144,3 +144,24 @@ def test_a_draft_that_waits_can_be_cancelled_by_its_request(
     assert (found[last]["status"], found[first]["status"]) == ("cancelled", "ok")
     assert found[cancels[0]]["known"]
     assert not found[cancels[2]]["known"]
+
+
+def test_a_repetition_right_behind_the_cancel_runs_for_itself(
+    peer: Peer, queue: list[dict[str, Any]]
+) -> None:
+    *_, last = drafts(peer, queue)
+    cancel = peer.send("cancel", request=last)
+    again = peer.send("verify", **seat(queue[4]), draft=[1] * 7)
+    found = replies(peer, 7)
+    assert (found[last]["status"], found[cancel]["known"]) == ("cancelled", True)
+    assert (found[again]["status"], found[again].get("replayed")) == ("ok", None)
+
+
+def test_an_open_of_the_same_key_right_behind_the_cancel_gets_a_slot(
+    peer: Peer, engine: FakeEngine
+) -> None:
+    ids = [peer.send("open", key="a", prompt=[1] * 900)]
+    ids += [peer.send("cancel", request=ids[0]), peer.send("open", key="a", prompt=[1] * 900)]
+    found = replies(peer, 3)
+    assert (found[ids[0]]["status"], found[ids[2]]["status"]) == ("cancelled", "ok")
+    assert engine.slots.num_used == 1

@@ -6,10 +6,12 @@ import pytest
 
 from gates import wait_until
 from latentd.sessions import (
+    MAX_ALL_CLOSED_BYTES,
     MAX_CLOSED,
     MAX_CLOSED_BYTES,
     MAX_STORED,
     OpenRecord,
+    Session,
     Sessions,
     SlotRecord,
     Stored,
@@ -180,3 +182,38 @@ def test_sessions_of_two_clients_do_not_see_each_other(endpoint: str) -> None:
         slots = [client.open([1, 2], key="same") for client in (first, second)]
         assert slots[0].slot_id != slots[1].slot_id
         assert slots[0].step() == slots[1].step()
+
+
+def close_one(sessions: Sessions, session: Session, number: int, size: int) -> None:
+    key = str(number)
+    logits = {"logits": np.broadcast_to(np.float32(0), size // 4)}
+    stored = Stored("", {"slot": 0, "epoch": number, "context_len": 0}, logits)
+    session.opens[key] = OpenRecord("", None, stored)
+    record = session.add_slot(0, number, key)
+    record.closed_at = 0.0
+    sessions.note_closed(session, record)
+
+
+def test_of_all_sessions_the_one_that_keeps_most_of_closed_slots_gives_way() -> None:
+    sessions = Sessions(10, 5)
+    small, *others = (sessions.create(0.0) for _ in range(12))
+    close_one(sessions, small, 0, 1 << 20)
+    for number in range(4):
+        for session in others:
+            close_one(sessions, session, number, MAX_CLOSED_BYTES // 4)
+    assert sum(session.closed_bytes for session in sessions) <= MAX_ALL_CLOSED_BYTES
+    assert len(small.closed) == 1
+    assert min(len(session.closed) for session in others) >= 2
+
+
+def test_nothing_is_counted_of_closed_slots_that_are_forgotten() -> None:
+    sessions = Sessions(10, 5)
+    for _ in range(2):
+        session = sessions.create(0.0)
+        for number in range(3):
+            close_one(sessions, session, number, 1 << 20)
+    sessions.remove(session)
+    sessions.remove(session)
+    sessions.forget_old(5.1)
+    assert sessions._closed_weight == 0
+    assert not any(session.closed for session in sessions)

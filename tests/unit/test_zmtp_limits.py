@@ -16,7 +16,16 @@ import zmq
 
 from fakes import FakeEngine
 from gates import Gate, wait_until
-from latentd import control, replies, runs, zmtp_door, zmtp_holdings, zmtp_peer, zmtp_router
+from latentd import (
+    control,
+    parking,
+    runs,
+    zmq_router,
+    zmtp_door,
+    zmtp_holdings,
+    zmtp_peer,
+    zmtp_router,
+)
 from latentd.routing import SEND_QUEUE, Message, Sent
 from latentd.zmtp_holdings import PROGRESS_S
 from latentd.zmtp_router import ZmtpRouter
@@ -73,9 +82,11 @@ def test_the_protocol_page_names_the_bounds_that_the_code_has() -> None:
         f"wait for one operation in flight | {runs.MAX_WAITERS} |",
         f"{zmtp_holdings.HELD_BYTES // mib} MiB a socket",
         f"limit of open files less {zmtp_door.RESERVE}",
-        f"beyond {SEND_QUEUE + replies.MAX_PARKED} are dropped",
+        f"beyond {SEND_QUEUE + parking.MAX_PARKED} are dropped",
+        f"beyond {zmq_router.MAX_QUEUED_BYTES // mib} MiB of large ones",
+        f"and {parking.MAX_PARKED_BYTES // mib} MiB of any kind",
     ):
-        assert bound in page
+        assert bound in page.replace("\n", " ")
 
 
 def test_a_message_is_bounded_as_a_whole_and_not_only_frame_by_frame(
