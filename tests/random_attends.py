@@ -85,9 +85,10 @@ class Attenders:
             each.running = request
 
     def forget_what_lies_ahead(self) -> None:
-        """The engine has only what was complete."""
+        """The engine has only what was complete, and knows what completed it."""
         for held in self.live:
-            self._keep(held, held.length)
+            for ids in held.layers:
+                del ids[held.length :]
 
     def take(self, event: AttendDone | Failed) -> None:
         """Check an event against the records of its slots, if those are still open."""
