@@ -5,7 +5,8 @@
 Every 10,000 operations a new engine starts; in between it is saved and restored. After each
 operation the pages are counted and every token is compared with the plain record of its slot; a
 failure names the seed that repeats it.
-Each seed also makes a client's storm of 500 steps, calm and with every second reply lost.
+Each seed also makes a client's storm of 500 steps, calm and with every second reply lost, and a
+crowd of clients who wait for each other's pages.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 
+import crowd
 import storm
 from fakes import FakeEngine
 from random_clients import NAMES, Clients, check, finish
@@ -26,6 +28,8 @@ OPERATIONS_EACH = 10_000
 LIVES = 5
 """Of one engine: it is saved and restored at the end of each."""
 STORM_STEPS = 500
+TEXTS = 15
+"""Of each client of a crowd."""
 TALLIED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
            "attend_rows", "accepted", "refused")  # fmt: skip
 COUNTED = (*TALLIED, "restored")
@@ -46,6 +50,7 @@ def main() -> None:
         print(f"seed {seed}", end="\r", flush=True)
         total += soak(seed, OPERATIONS_EACH)
         total["replies_lost"] += weather(seed, STORM_STEPS)
+        total += crowded(seed, TEXTS)
         seed += 1
     print(f"{(seed - args.seed) * OPERATIONS_EACH} operations: {dict(total)}")
 
@@ -94,6 +99,13 @@ def weather(seed: int, steps: int) -> int:
         lost, texts = storm.run(f"ipc://{folder}/s", seed, steps, 0.5)
         assert (0, texts) == storm.run(f"ipc://{folder}/s", seed, steps, 0.0)
     return lost
+
+
+def crowded(seed: int, texts: int) -> Counter[str]:
+    """Clients who wait for each other's pages; what happened to them."""
+    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
+        happened = crowd.run(f"ipc://{folder}/s", seed, texts, cache=seed % 2 == 0)
+    return Counter({f"crowd_{name}": count for name, count in happened.items()})
 
 
 if __name__ == "__main__":
