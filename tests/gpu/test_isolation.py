@@ -62,6 +62,21 @@ def test_chunks_of_any_size_and_steps_give_the_same_bits(start: Start) -> None:
     assert len(found) == 1
 
 
+def test_chunks_of_any_size_give_the_same_bits_at_32_thousand(
+    write_config: Callable[..., Path], start: Start
+) -> None:
+    path = write_config(max_position_embeddings=40_000)
+    prompt, forced = scenarios.draw_tokens(32_700, 5), scenarios.draw_tokens(70, 6)
+    found = set()
+    for chunk in (512, 100, 64, 7, 1):
+        engine = start(
+            device="cuda", model_dir=path, prefill_chunk=chunk, max_ctx=33_000, max_slots=1
+        )  # fmt: skip
+        scenarios.scramble(engine, chunk)
+        found.add(tuple(scenarios.decode(engine, prompt, forced)))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_streams_and_steps_sample_the_same_tokens(start: Start, temperature: float) -> None:
     promises.streams_and_steps_sample_the_same_tokens(start(device="cuda"), temperature, 200)
