@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-import crowd
 from fakes import FakeEngine
 from gates import wait_until
 from latentd_client import Client
@@ -56,11 +53,3 @@ def test_10000_slots_opened_and_closed_leave_nothing_behind(endpoint: str) -> No
         assert engine.counters.opens == 10_000
         wait_until(lambda: num_records(running) == 0)
     check_empty(engine)
-
-
-@pytest.mark.parametrize("cache", [False, True])
-def test_clients_who_wait_for_each_others_pages_get_their_own_tokens(
-    endpoint: str, cache: bool
-) -> None:
-    happened = crowd.run(endpoint, 1, 15, cache)
-    assert min(happened["written"], happened["waited"]) > 20, happened

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import crowd
 from fakes import FakeEngine
 from gates import wait_until
-from latentd_client import Client, Control, RequestRejected
+from latentd_client import Client, Control
 from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
@@ -251,35 +251,9 @@ def test_the_figures_tell_who_waits_and_who_was_let_in(peer: Peer, running: Runn
         wait_until(lambda: control.stats()["server"]["admitted_late"] == 1)
 
 
-def test_many_clients_get_their_texts_from_a_pool_that_holds_two_of_them(endpoint: str) -> None:
-    engine = FakeEngine(pages=5, max_slots=4, buckets=(1, 2, 4))
-    with serving(endpoint, engine, max_waiting=64):
-        results: list[Any] = []
-
-        def work(number: int) -> None:
-            with Client(endpoint) as client:
-                for turn in range(4):
-                    text = [number + 1] * (30 + 40 * turn)
-                    slot = client.open(text)
-                    text.append(slot.token or 0)
-                    try:
-                        for step in slot.stream(50):
-                            text.append(step.token)
-                    except RequestRejected as refusal:
-                        results.append(refusal.code)
-                    slot.close()
-                    length = 30 + 40 * turn
-                    results.append(
-                        text[length:] == [engine.expected_token(text[:n]) for n in
-                                          range(length, len(text))]
-                    )  # fmt: skip
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert results.count(True) == 32
-    assert set(results) <= {True, "no_pages"}
-    assert engine.slots.num_used == 0
-    engine.slots.check()
+@pytest.mark.parametrize("cache", [False, True])
+def test_many_clients_get_their_texts_from_a_pool_too_small_for_them(
+    endpoint: str, cache: bool
+) -> None:
+    happened = crowd.run(endpoint, 1, 15, cache)
+    assert min(happened["written"], happened["waited"]) > 20, happened
