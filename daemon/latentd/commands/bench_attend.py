@@ -13,6 +13,7 @@ import numpy as np
 from latentd.commands.connecting import add_connection, positive_float, positive_int
 from latentd.commands.latency import WARM_UP
 from latentd.commands.parsing import Parser, add_command
+from latentd.engine_stats import RING_STEPS
 from latentd_client import Client, __version__
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Measured:
     """The outcome of a case, in microseconds of a request as the client sees it; `token_us` is the
     median of all layers of a position, one after the other. `device_us` is the device's median of
-    its last attentions."""
+    its last attentions (at most RING_STEPS), None where others than this case's are among them."""
 
     rows: int
     requests: int
@@ -34,7 +35,7 @@ class Measured:
     p90_us: float
     p99_us: float
     token_us: float
-    device_us: float
+    device_us: float | None
 
 
 def add(parts: argparse._SubParsersAction[Parser]) -> None:
@@ -91,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
             f"{'device us':>11}{'token us':>11}"
         )
         for row in results:
+            device = "-" if row.device_us is None else f"{row.device_us:.1f}"
             print(
                 f"{row.rows:>5}{row.requests:>10}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
-                f"{row.p99_us:>10.1f}{row.device_us:>11.1f}{row.token_us:>11.1f}",
+                f"{row.p99_us:>10.1f}{device:>11}{row.token_us:>11.1f}",
                 flush=True,
             )
     return 0
@@ -115,14 +117,22 @@ def _measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
                 tokens.append(sum(layers))
                 if time.perf_counter() > deadline:
                     break
-        times_of = client.stats().get("attend_device_us")
+        device_us = _device_us(client, (len(tokens) + WARM_UP) * client.info.layers)
     finally:
         for slot in slots:
             slot.close()
     p50, p90, p99 = (round(float(value), 1) for value in np.percentile(times, (50, 90, 99)))
-    device_us = float(times_of["p50"]) if isinstance(times_of, dict) else 0.0
     token_us = round(float(np.median(tokens)), 1)
     return Measured(rows, len(times), p50, p90, p99, token_us, device_us)
+
+
+def _device_us(client: Client, requests: int) -> float | None:
+    """The daemon's median, if so many requests make up all that it looks back on."""
+    stats = client.stats()
+    attends, times = stats["attends"], stats["attend_device_us"]
+    assert isinstance(attends, int)
+    assert isinstance(times, dict)
+    return float(times["p50"]) if requests >= min(attends, RING_STEPS) else None
 
 
 def _position(
