@@ -192,12 +192,16 @@ class Scheduler:
         """The oldest rows of attention, and those of the same layer that fit beside them."""
         if not self.attends:
             return None
-        layer, room, tasks = self.attends[0].request.layer, self.verifies.max_rows, []
+        layer, room = self.attends[0].request.layer, self.verifies.max_rows
+        tasks: list[AttendTask] = []
+        others: list[AttendTask] = []
         for task in self.attends:
             if task.request.layer == layer and task.rows <= room:
                 tasks.append(task)
                 room -= task.rows
-        self.attends = [task for task in self.attends if task not in tasks]
+            else:
+                others.append(task)
+        self.attends = others
         slot_idx, context_len, kv_row = [], [], []
         for run in (run for task in tasks for run in task.runs):
             for pos in range(run.pos, run.pos + run.rows):

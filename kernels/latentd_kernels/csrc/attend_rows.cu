@@ -4,9 +4,7 @@
 constexpr int kThreads = 256;
 constexpr int kRowWords = kRowDim / 8;  // 16-byte words of a cached row
 
-// kernel take_rows: copies the rows of this step's entry to the device, and writes each row's part of the block table
-// of
-//   its layer.
+// kernel take_rows: copies the rows of this step's entry to the device, and writes each row's block table of its layer.
 // shapes: host_q and host_kv [entries] of q_entry and kv_entry 16-byte words, q_words and kv_words of them a row, in
 //   mapped host memory; counter [1] int64; q and kv as an entry; layer (-1: padding), slot_idx and context_len [rows]
 //   int32; block_table and table [max_slots, max_pages] int32: page * layers + layer, or -1
