@@ -25,7 +25,7 @@ def lossy(client: Any, is_lost: Callable[[list[bytes]], bool], **fields: Any) ->
 
 def num_pending(client: Any) -> int:
     """How many requests a client still waits for."""
-    link = client._link if isinstance(client, Client) else client._target._link
+    link = client._session.link if isinstance(client, Client) else client._target._session.link
     return len(link.exchange._pending)
 
 
@@ -37,7 +37,7 @@ class LossyWire:
     def __init__(
         self, client: Client, is_lost: Callable[[list[bytes]], bool], may_come_late: bool = False
     ) -> None:
-        link = client._link
+        link = client._session.link
         self._wire: Any = link.wire
         self._wait = link.wait
         self._is_lost = is_lost
@@ -82,8 +82,8 @@ class LossyLink:
         self, client: AsyncClient, is_lost: Callable[[list[bytes]], bool],
         may_come_late: bool = False,
     ) -> None:  # fmt: skip
-        assert client._link is not None
-        self._link: Any = client._link
+        assert client._session.link is not None
+        self._link: Any = client._session.link
         self._receive, self._wait = self._link.exchange.receive, self._link.wait
         self._is_lost = is_lost
         self._may_come_late = may_come_late

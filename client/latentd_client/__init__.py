@@ -10,8 +10,10 @@ from latentd_client.errors import (
     ConnectionLost,
     DeadlineExceeded,
     LatentdError,
+    ModelChanged,
     ProtocolError,
     RequestRejected,
+    SessionLost,
 )
 from latentd_client.ngram import Drafter, NgramDrafter
 from latentd_client.pages import PageGeometry, Pages, Piece
@@ -38,6 +40,7 @@ __all__ = [
     "DeadlineExceeded",
     "Drafter",
     "LatentdError",
+    "ModelChanged",
     "NgramDrafter",
     "PageGeometry",
     "Pages",
@@ -46,6 +49,7 @@ __all__ = [
     "ProtocolError",
     "RequestRejected",
     "Sampling",
+    "SessionLost",
     "Slot",
     "Step",
     "TokenLogprob",

@@ -62,6 +62,12 @@ class AsyncLink:
             lambda: loop.call_soon_threadsafe(_call, wake_all),
         )  # fmt: skip
 
+    def follow(self, info: DaemonInfo, session: str) -> None:
+        """Renew another session's lease from now on."""
+        self._session = session
+        if self._watch is not None:
+            self._watch.follow(info.control, session, info.lease_s)
+
     def is_here(self) -> bool:
         """Whether the event loop that runs now is the link's own."""
         with contextlib.suppress(RuntimeError):  # none runs: something is being collected

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """`sampling` parameters from now on, `logits` and `logprobs` beside a token, which is sampled
-    with this `bias` and within this `mask`."""
+    with this `bias` and within this `mask`, both as they travel."""
 
     sampling: Sampling | None = None
     logits: bool = False
     logprobs: int = 0
-    bias: Bias | None = None
-    mask: Mask | None = None
+    bias: tuple[Tensor, Tensor] | None = None
+    mask: Tensor | None = None
 
     def fields(self, raw: list[Tensor]) -> Header:
         """The fields of a request, whose tensors are put behind `raw`."""
@@ -44,10 +44,10 @@ class Asked:
             fields["logprobs"] = whole(self.logprobs, "logprobs")
         if self.bias is not None:
             fields["bias"] = {"ids": {"raw": len(raw)}, "values": {"raw": len(raw) + 1}}
-            raw += bias_arrays(self.bias)
+            raw += self.bias
         if self.mask is not None:
             fields["mask"] = {"raw": len(raw)}
-            raw.append(mask_bits(self.mask))
+            raw.append(self.mask)
         return fields
 
 
@@ -58,10 +58,14 @@ def asked(
     sampling: Sampling | None = None, logits: bool = False, logprobs: int = 0,
     bias: Bias | None = None, mask: Mask | None = None,
 ) -> Asked:  # fmt: skip
-    """What a caller asks; NOTHING itself if that is nothing."""
+    """What a caller asks, who may change bias and mask afterwards; NOTHING itself if that is
+    nothing."""
     if sampling is None and not logits and not logprobs and bias is None and mask is None:
         return NOTHING
-    return Asked(sampling, logits, logprobs, bias, mask)
+    arrays = None if bias is None else bias_arrays(bias)
+    return Asked(
+        sampling, logits, logprobs, arrays, None if mask is None else mask_bits(mask).copy()
+    )
 
 
 def name_masks(masks: Sequence[Mask | None], rows: Sequence[Header], raw: list[Tensor]) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 from latentd_client._asked import read_tensor
 from latentd_client._exchange import Call
 from latentd_client._given import whole
-from latentd_client._slot import slot_pairs
-from latentd_client._streaming import settle
+from latentd_client._reopening import ready
 from latentd_client.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from latentd_client._calls import Calls, Script
     from latentd_client._slot import BaseSlot
@@ -29,14 +28,13 @@ _SENT = (np.dtype(np.uint16), np.dtype(np.float32))
 
 
 def attend(
-    calls: Calls, layer: int, rows: Iterable[tuple[BaseSlot, int]], q: Any, latent: Any,
+    calls: Calls, layer: int, pairs: Sequence[tuple[BaseSlot, int | None]], q: Any, latent: Any,
     timeout_s: float | None,
 ) -> Script[Any]:  # fmt: skip
     """Attention of one layer; takes over the slots' lengths."""
-    pairs = slot_pairs(rows)
     for slot, _ in pairs:
-        if slot._reader is not None:
-            yield from settle(calls, slot)
+        if slot._reader is not None or slot._opened_in is not calls.session:
+            yield from ready(calls, slot)
     seats = [[slot.slot_id, slot.epoch, whole(pos, "rows: a position")] for slot, pos in pairs]
     fields: Header = {
         "session": calls.session,
@@ -52,7 +50,7 @@ def attend(
         raise ProtocolError("the daemon's reply to attend lacks o or context_len")
     for (slot, _), length in zip(pairs, lengths, strict=True):
         if slot.context_len != length:
-            slot.context_len, slot.token = length, None
+            slot.attended(length)
     return _like(q, o)
 
 

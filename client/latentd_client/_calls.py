@@ -6,45 +6,50 @@ wants, and is given the `Reply`; a client only moves the bytes.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from collections.abc import Generator
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-import numpy as np
-
-from latentd_client import packed, protocol
-from latentd_client._asked import NOTHING, name_masks, read_step
-from latentd_client._exchange import Call, Pending, Reply, refusal
-from latentd_client._given import raw_prompt, seconds, token_ids, whole
-from latentd_client._slot import BaseSlot, slot_pairs
-from latentd_client._streaming import settle
+from latentd_client import protocol
+from latentd_client._exchange import Call, Pending, Reply
+from latentd_client._given import seconds, whole
+from latentd_client._reopening import ready
 from latentd_client._version import __version__
-from latentd_client.errors import ConnectionLost, LatentdError, ProtocolError, RequestRejected
-from latentd_client.results import DaemonInfo, Step
+from latentd_client.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LatentdError,
+    ModelChanged,
+    RequestRejected,
+    SessionLost,
+)
+from latentd_client.results import DaemonInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from latentd_client._asked import Asked
-    from latentd_client._given import Mask, Prompt
-    from latentd_client.protocol import Header, Tensor
+    from latentd_client._slot import BaseSlot
+    from latentd_client.protocol import Header
 
 T = TypeVar("T")
-S = TypeVar("S", bound="BaseSlot")
 Script: TypeAlias = Generator["Call | Pending", Reply, T]
 
 _NAME = f"latentd-client/{__version__}"
 
+PASSING: Final = frozenset({"draining", "device_fault"})
+"""Codes of a daemon that is about to end, and may be started again."""
+
 
 class Calls:
-    """The calls of one session. `session` and `info` are set by `hello`."""
+    """The calls of one client. With `reopens` its slots are opened again in a new session when the
+    one before is over; `is_lost` says that it is, and `gone` is what all calls raise without."""
 
-    def __init__(self, timeout_s: float) -> None:
+    info: DaemonInfo  # set by hello, as `session` is
+
+    def __init__(self, timeout_s: float, reopens: bool) -> None:
         self.timeout_s = seconds(timeout_s)
+        self.reopens = reopens
+        self.is_lost = False
+        self.gone: SessionLost | None = None
         self.session = ""
-        self._session_bytes = b""
-        self.info: DaemonInfo | None = None
+        self.session_bytes = b""
         self.orphans: list[Header] = []  # slots whose open was given up, to be closed
 
     def limit(self, timeout_s: float | None) -> float:
@@ -52,55 +57,53 @@ class Calls:
         return self.timeout_s if timeout_s is None else seconds(timeout_s)
 
     def hello(self, timeout_s: float) -> Script[DaemonInfo]:
-        """Agree on a version and start a session."""
+        """Agree on a version and start a session. Raises ModelChanged when there was one before
+        and slots of it would not go on with the same bits."""
         versions = [protocol.VERSION, protocol.VERSION]
         reply = yield Call("hello", {"versions": versions, "client": _NAME}, (), timeout_s)
-        self.info = DaemonInfo.from_reply(reply.header)
-        self.session = str(reply.header.get("session"))
-        self._session_bytes = self.session.encode()
-        return self.info
+        info, session = DaemonInfo.from_reply(reply.header), str(reply.header.get("session"))
+        if self.session and info.fingerprint != self.info.fingerprint:
+            yield Call("close", {"session": session}, expect=False)
+            raise ModelChanged(
+                "the daemon was restarted and its bits are others: "
+                f"{_identity(info)} in place of {_identity(self.info)}; make a new client"
+            )
+        self.info, self.session, self.is_lost = info, session, False
+        self.session_bytes = session.encode()
+        self.orphans.clear()
+        return info
 
     def translate(self, refusal: RequestRejected) -> LatentdError:
-        """The refusal itself, or ConnectionLost when another daemon than ours sent it."""
+        """The refusal itself, or SessionLost when it says that the session is over."""
         boot_id = refusal.detail.get("boot_id")
-        if self.info is None or boot_id is None or boot_id == self.info.boot_id:
+        if boot_id is not None and self.session and boot_id != self.info.boot_id:
+            what = "the daemon was restarted and its slots are lost"
+        elif refusal.code == "lease_lost":
+            what = "the session has ended, because the daemon did not hear of it for too long, and"
+            what += " its slots are lost"
+        else:
             return refusal
-        return ConnectionLost(
-            "the daemon was restarted and its slots are lost: make a new client and open them again"
+        return SessionLost(
+            f"{what}: make a new client and open them again; a client made with reopen=True does "
+            "that by itself"
         )
 
-    def open(
-        self, make: Callable[[Header, Sequence[Tensor]], S], prompt: Prompt,
-        asked: Asked, prompt_logprobs: int | None, salt: str, key: str | None,
-        timeout_s: float | None,
-    ) -> Script[S]:  # fmt: skip
-        """Prefill a prompt. An open given up is cancelled, unless the caller made the key."""
-        fields: Header = {"session": self.session, "key": key or secrets.token_hex(8)}
-        raw: list[Tensor] = []
-        if isinstance(prompt, np.ndarray):
-            raw.append(raw_prompt(prompt))
-            fields["prompt"] = {"raw": 0}
-        else:
-            fields["prompt"] = token_ids(prompt, "prompt")
-        fields |= asked.fields(raw)
-        if prompt_logprobs is not None:
-            fields["prompt_logprobs"] = whole(prompt_logprobs, "prompt_logprobs")
-        if salt:
-            fields["salt"] = salt
-        fields["deadline_s"] = self.limit(timeout_s)
-        call = Call("open", fields, raw, timeout_s)
-        if key is None:
-            call.on_late = self.orphans.append
-        try:
-            reply = yield call
-        except RequestRejected:
-            raise
-        except BaseException:
-            if key is None and call.pending is not None:
-                request = {"session": self.session, "request": call.pending.request_id}
-                yield Call("cancel", request, expect=False)
-            raise
-        return make(reply.header, reply.raw)
+    def note(self, refusal: RequestRejected, session: str) -> LatentdError:
+        """The same, and take note of it; `session` is that in which the call was made."""
+        error = self.translate(refusal)
+        if isinstance(error, SessionLost) and session is self.session:
+            self.is_lost = True
+            self.gone = None if self.reopens else error
+        return error
+
+    def survives(self, error: LatentdError) -> bool:
+        """Whether the same call, made again, may go on in another life of the daemon."""
+        if isinstance(error, RequestRejected):
+            if "rows" in error.detail:
+                return False  # the other rows of the step have run
+            error = self.translate(error)
+        is_passing = error.code in PASSING or isinstance(error, (ConnectionLost, DeadlineExceeded))
+        return self.reopens and is_passing and not isinstance(error, ModelChanged)
 
     def close_orphans(self) -> Script[None]:
         """Close the slots of opens that were answered after their caller had given up."""
@@ -109,108 +112,22 @@ class Calls:
             seat = {"slot": header.get("slot"), "epoch": header.get("epoch")}
             yield Call("close", {"session": self.session, **seat}, expect=False)
 
-    def step(
-        self, slot: BaseSlot, token: int | None, asked: Asked, timeout_s: float | None
-    ) -> Script[Step]:
-        """One step of one slot."""
-        if slot._reader is not None:
-            yield from settle(self, slot)
-        if (call := self._packed_step(slot, token, asked, timeout_s)) is None:
-            raw: list[Tensor] = []
-            fields = slot.row(token, asked, raw)
-            fields["session"] = self.session
-            fields["deadline_s"] = self.limit(timeout_s)
-            call = Call("step", fields, raw, timeout_s)
-        reply = yield call
-        if reply.results is not None:
-            return slot.take(reply.results[0])
-        return slot.advance(read_step(reply.header, reply.raw))
-
-    def _packed_step(
-        self, slot: BaseSlot, token: int | None, asked: Asked, timeout_s: float | None
-    ) -> Call | None:
-        """The same in the fixed layout; None if it does not fit in."""
-        if asked is not NOTHING or len(self._session_bytes) != packed.SESSION_BYTES:
-            return None
-        try:
-            seat, pos, token = slot.place(token)
-            step = packed.pack_step(self._session_bytes, self.limit(timeout_s), seat, pos, token)
-        except packed.NotPacked:
-            return None
-        return Call("step", {}, (), timeout_s, packed=step)
-
-    def step_rows(
-        self, rows: Iterable[tuple[BaseSlot, int | None]], asked: Asked,
-        masks: Sequence[Mask | None] | None, timeout_s: float | None,
-    ) -> Script[list[Step]]:  # fmt: skip
-        """One step of several slots, in one request."""
-        pairs = slot_pairs(rows)
-        for slot, _ in pairs:
-            if slot._reader is not None:
-                yield from settle(self, slot)
-        header, raw, results = yield self._rows_call(pairs, asked, masks, timeout_s)
-        if results is not None and len(results) == len(pairs):
-            return [slot.take(row) for (slot, _), row in zip(pairs, results, strict=True)]
-        given = header.get("rows")
-        if not isinstance(given, list) or len(given) != len(pairs):
-            raise ProtocolError("the daemon's reply to step has another number of rows")
-        return self._read_rows(pairs, given, raw)
-
-    def _rows_call(
-        self, pairs: Sequence[tuple[BaseSlot, int | None]], asked: Asked,
-        masks: Sequence[Mask | None] | None, timeout_s: float | None,
-    ) -> Call:  # fmt: skip
-        limit_s = self.limit(timeout_s)
-        if asked is NOTHING and masks is None and len(self._session_bytes) == packed.SESSION_BYTES:
-            with contextlib.suppress(packed.NotPacked):
-                places = [slot.place(token) for slot, token in pairs]
-                steps = packed.pack_steps(self._session_bytes, limit_s, places)
-                return Call("step", {}, (), timeout_s, packed=steps)
-        raw: list[Tensor] = []
-        made = [slot.row(token, asked, raw) for slot, token in pairs]
-        if masks is not None:
-            name_masks(masks, made, raw)
-        fields = {"session": self.session, "rows": made, "deadline_s": limit_s}
-        return Call("step", fields, raw, timeout_s)
-
-    @staticmethod
-    def _read_rows(
-        pairs: Sequence[tuple[BaseSlot, int | None]], rows: Sequence[Header], raw: Sequence[Tensor]
-    ) -> list[Step]:
-        """Take over each row's result, then raise the first refusal if there is one."""
-        steps: list[Step] = []
-        outcomes: list[Step | RequestRejected] = []
-        for (slot, _), result in zip(pairs, rows, strict=True):
-            if result.get("status") == "ok":
-                steps.append(slot.advance(read_step(result, raw)))
-                outcomes.append(steps[-1])
-            else:
-                outcomes.append(refusal(result))
-        for index, outcome in enumerate(outcomes):
-            if isinstance(outcome, RequestRejected):
-                text = f"row {index} of {len(pairs)}: {outcome}"
-                raise RequestRejected(outcome.code, text, **outcome.detail, rows=outcomes)
-        return steps
-
     def truncate(self, slot: BaseSlot, to: int, timeout_s: float | None) -> Script[int]:
         """Drop all tokens from position `to` on."""
-        yield from settle(self, slot)
+        yield from ready(self, slot)
         to = whole(to, "to")
         fields = {"session": self.session, **slot.seat, "pos": slot.context_len, "to": to}
         reply = yield Call("truncate", fields, (), timeout_s)
-        slot.context_len = int(reply.header["context_len"])
-        slot.token = None
-        slot._is_forgotten = False
+        slot.cut(int(reply.header["context_len"]))
         return slot.context_len
 
     def close(self, slot: BaseSlot, timeout_s: float | None) -> Script[None]:
         """Give the slot back; again is harmless."""
         if not slot.is_closed:
-            yield Call("close", {"session": self.session, **slot.seat}, (), timeout_s)
+            if slot._opened_in is self.session:
+                yield Call("close", {"session": self.session, **slot.seat}, (), timeout_s)
             slot.is_closed = True
-            if slot._reader is not None:
-                slot._reader.leave()
-            slot._reader = None
+            slot.drop_reader()
 
     def end_session(self, timeout_s: float) -> Script[None]:
         """Give all slots and the session back."""
@@ -219,3 +136,9 @@ class Calls:
     def ping(self, timeout_s: float | None) -> Script[None]:
         """One round trip."""
         yield Call("ping", {"session": self.session}, (), timeout_s)
+
+
+def _identity(info: DaemonInfo) -> str:
+    """What of a daemon its bits depend on, for people."""
+    shape = f"{info.numerics}, {info.dtype} on {info.device}, fingerprint {info.fingerprint:.16}"
+    return f"{info.model!r} ({shape})"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from latentd_client._asked import read_top
 from latentd_client._exchange import Call
 from latentd_client._given import id_lists, token_ids, whole
-from latentd_client._stream import StreamReader
-from latentd_client._streaming import settle
+from latentd_client._reopening import ready
+from latentd_client._stream import Ending, StreamReader, Wanted
 from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.ngram import Drafter, NgramDrafter
 from latentd_client.results import Step, Verified
@@ -33,16 +32,29 @@ def verify(
     asked: Asked, timeout_s: float | None,
 ) -> Script[Verified]:  # fmt: skip
     """Run a draft behind the slot's next token."""
-    yield from settle(calls, slot)
+    yield from ready(calls, slot)
+    ids, stop_ids = token_ids(draft, "draft"), sorted(set(token_ids(stop, "stop")))
+    verified = yield from _ask(calls, slot, ids, token, stop_ids, asked, timeout_s)
+    for step in verified.steps:
+        slot.advance(token, step)
+        token = None
+    return verified
+
+
+def _ask(
+    calls: Calls, slot: BaseSlot, draft: list[int], token: int | None, stop: list[int],
+    asked: Asked, timeout_s: float | None,
+) -> Script[Verified]:  # fmt: skip
+    """What a draft brings; for the caller the slot stays where it is."""
     raw: list[Tensor] = []
     fields: Header = {"session": calls.session, **slot.row(token, asked, raw)}
-    fields["draft"] = token_ids(draft, "draft")
-    if stop_ids := sorted(set(token_ids(stop, "stop"))):
-        fields["stop"] = stop_ids
+    fields["draft"] = draft
+    if stop:
+        fields["stop"] = stop
     fields["deadline_s"] = calls.limit(timeout_s)
     reply = yield Call("verify", fields, raw, timeout_s)
     verified = _read(reply.header, slot.context_len)
-    slot.advance(verified.steps[-1])
+    slot.resample(asked.sampling)
     return verified
 
 
@@ -71,45 +83,37 @@ def _tops(header: Header) -> list[tuple[list[int], list[float]]]:
 class DraftReader(StreamReader):
     """A stream of verified drafts, of which nothing runs at the daemon between two calls. What of a
     verification the caller has not yet got lies in `ready`, and is taken back if another call comes
-    first, as in other streams. `left` tokens are still wanted. A draft has at most `room` tokens:
-    one more than the last one had right ones, or twice as many if it was right as a whole."""
+    first, as in other streams. A draft has at most `room` tokens: one more than the last one had
+    right ones, or twice as many if it was right as a whole. `unanswered` is the one that was sent.
+    """
 
-    def __init__(
-        self, drafter: Drafter, left: int, stop: list[int], sequences: list[list[int]],
-        asked: Asked, timeout_s: float | None,
-    ) -> None:  # fmt: skip
-        super().__init__(0, Call("verify", {}))
+    def __init__(self, drafter: Drafter, asks: Wanted, timeout_s: float | None) -> None:
+        super().__init__(0, Call("verify", {}), None, timeout_s)
         self.drafter = drafter
-        self.left = left
+        self.asks = asks
+        self.ending = Ending(asks.stop, asks.sequences)
         self.room = MOST_DRAFT
-        self.stop = stop
-        self.asked = asked
-        self.timeout_s = timeout_s
+        self.unanswered: list[int] | None = None
         self.end = "verified"
-        self._sequences = sequences
-        self._tail: deque[int] = deque(maxlen=max(map(len, sequences), default=0))
 
-    def hand_out(self) -> Step:
-        """The next step of those that are ready; none comes behind one that stops the stream."""
-        step = self.ready.popleft()
-        self.drafter.push(step.token)
-        self._tail.append(step.token)
-        tail = list(self._tail)
-        if step.token in self.stop or any(tail[-len(ids) :] == ids for ids in self._sequences):
-            self.left = 0
-            self.ready.clear()
-        return step
+    @property
+    def left(self) -> int:
+        """How many tokens are still wanted, beside those that are ready."""
+        return 0 if self.is_over else self.asks.max_steps - self.handed - len(self.ready)
 
 
 def start(
-    calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int],
+    slot: BaseSlot, max_steps: int, stop: Iterable[int],
     stop_sequences: Iterable[Iterable[int]], draft: Draft, asked: Asked, timeout_s: float | None,
-) -> Script[DraftReader]:  # fmt: skip
-    """Begin a stream; nothing is sent but what ends the one before."""
-    yield from settle(calls, slot)
-    stop_ids, sequences = token_ids(stop, "stop"), id_lists(stop_sequences, "stop_sequences")
-    left = whole(max_steps, "max_steps")
-    return DraftReader(_drafter(slot, draft), left, stop_ids, sequences, asked, timeout_s)
+) -> DraftReader:  # fmt: skip
+    """The reader of a stream that is yet to begin."""
+    asks = Wanted(
+        whole(max_steps, "max_steps"),
+        sorted(set(token_ids(stop, "stop"))),
+        id_lists(stop_sequences, "stop_sequences"),
+        asked,
+    )
+    return DraftReader(_drafter(slot, draft), asks, timeout_s)
 
 
 def _drafter(slot: BaseSlot, draft: Draft) -> Drafter:
@@ -132,46 +136,51 @@ def draft_next(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[Step
     if not reader.ready:
         if reader.left <= 0:
             return None
-        slot._reader = None
         yield from _verify_draft(calls, slot, reader)
-    return slot.advance(reader.hand_out())
-
-
-def _verify_what_fits(
-    calls: Calls, slot: BaseSlot, reader: DraftReader, draft: list[int]
-) -> Script[Verified]:
-    """Verify a draft, or where there are no pages for it, a plain step."""
-    rest = (reader.stop, reader.asked, reader.timeout_s)
-    try:
-        return (yield from verify(calls, slot, draft, None, *rest))
-    except RequestRejected as refusal:
-        if refusal.code != "no_pages" or not draft:
-            raise
-    return (yield from verify(calls, slot, (), None, *rest))
+    step = slot.advance(None, reader.hand_out())
+    reader.drafter.push(step.token)
+    if reader.is_over:
+        reader.ready.clear()
+    return step
 
 
 def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[None]:
-    """Fill `ready` with what a draft has brought."""
-    assert calls.info is not None
+    """Fill `ready` with what a draft has brought. As far as the caller knows the slot is where it
+    was, until it is given the steps."""
+    if slot._reader is not reader or slot._opened_in is not calls.session:
+        yield from ready(calls, slot)
+    if reader.unanswered is None:
+        reader.unanswered = _guess(calls, slot, reader)
+    # From here on it may run, whatever becomes of the call: the next one on the slot asks how far.
+    reader.end, slot._reader = None, reader
+    try:
+        verified = yield from _verify_what_fits(calls, slot, reader)
+    except RequestRejected:
+        slot._reader = reader.unanswered = None
+        raise
+    if draft := reader.unanswered:
+        is_right = verified.accepted == len(draft)
+        reader.room = min(MOST_DRAFT, 2 * reader.room if is_right else verified.accepted + 1)
+    reader.unanswered, reader.end = None, "verified"
+    reader.ready.extend(verified.steps)
+    reader.context_len = verified.context_len
+
+
+def _guess(calls: Calls, slot: BaseSlot, reader: DraftReader) -> list[int]:
     room = min(
         reader.room, reader.left - 1, calls.info.buckets[-1] - 1,
         calls.info.max_ctx - slot.context_len - 1,
     )  # fmt: skip
-    draft = list(reader.drafter.draft(room))[:room] if room > 0 else []
-    before, token, is_forgotten = slot.context_len, slot.token, slot._is_forgotten
+    return list(reader.drafter.draft(room))[:room] if room > 0 else []
+
+
+def _verify_what_fits(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[Verified]:
+    """Verify the draft, or where there are no pages for it, a plain step."""
+    rest = (None, reader.asks.stop, reader.asks.asked, reader.timeout_s)
     try:
-        verified = yield from _verify_what_fits(calls, slot, reader, draft)
-    except RequestRejected:
-        raise
-    except BaseException:  # it may run all the same: the next call on the slot asks how far it is
-        reader.end, slot._reader = None, reader
-        raise
-    if draft:
-        is_right = verified.accepted == len(draft)
-        reader.room = min(MOST_DRAFT, 2 * reader.room if is_right else verified.accepted + 1)
-    reader.ready.extend(verified.steps)
-    reader.left -= len(verified.steps)
-    reader.context_len = slot.context_len
-    # As far as the caller knows the slot is where it was, until it is given the steps.
-    slot.context_len, slot.token, slot._is_forgotten = before, token, is_forgotten
-    slot._reader = reader
+        return (yield from _ask(calls, slot, reader.unanswered or [], *rest))
+    except RequestRejected as refusal:
+        if refusal.code != "no_pages" or not reader.unanswered:
+            raise
+    reader.unanswered = []
+    return (yield from _ask(calls, slot, [], *rest))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from latentd_client.protocol import Header, Tensor
+    from latentd_client.results import DaemonInfo
 
 
 class Reply(NamedTuple):
@@ -44,6 +45,11 @@ class Call:
     is_kept: bool = False
     pending: Pending | None = None
     packed: packed.Packed | None = None
+
+    def time(self, left_s: float) -> float:
+        """How long to wait for a reply, where so much is left of the caller's time."""
+        own_s = left_s if self.timeout_s is None else min(self.timeout_s, left_s)
+        return max(0.0, own_s)
 
     def __post_init__(self) -> None:
         """Check the caller's time limit."""
@@ -103,6 +109,10 @@ class Exchange:
         self._last_id = 0
         self._pending: dict[int, Pending] = {}
         self._late: dict[int, Call] = {}
+
+    def heed(self, info: DaemonInfo) -> None:
+        """Keep to the limits that a daemon has told."""
+        self.max_frame_bytes, self.max_frames = info.max_frame_bytes, info.max_frames
 
     def start(self, call: Call) -> tuple[Pending, list[bytes | memoryview]]:
         """Number a call. Raises ProtocolError, before anything is sent, when it breaks a limit

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-import secrets
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._exchange import Call
 from latentd_client._given import sampling_fields
-from latentd_client._streaming import settle
+from latentd_client._opening import new_key
+from latentd_client._reopening import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from latentd_client._calls import Calls, Script
+    from latentd_client._opening import Make
     from latentd_client._slot import BaseSlot
-    from latentd_client.protocol import Header, Tensor
+    from latentd_client.protocol import Header
     from latentd_client.results import Sampling
 
 S = TypeVar("S", bound="BaseSlot")
 
 
-def fork(
-    calls: Calls, make: Callable[[Header, Sequence[Tensor]], S], source: BaseSlot,
-    sampling: Sampling | None, key: str | None, timeout_s: float | None,
-) -> Script[S]:  # fmt: skip
-    """A new slot with the tokens of another one. A fork given up is closed when its reply comes,
-    unless the caller made the key."""
-    yield from settle(calls, source)
-    fields: Header = {"session": calls.session, "key": key or secrets.token_hex(8), **source.seat}
-    fields["pos"] = source.context_len
-    if sampling is not None:
-        fields["sampling"] = sampling_fields(sampling)
-    call = Call("fork", fields, (), timeout_s)
-    if key is None:
-        call.on_late = calls.orphans.append
-    reply = yield call
-    slot = make(reply.header, reply.raw)
-    if source._is_forgotten:  # the daemon has not got the token that the source will append
-        slot.token, slot._is_forgotten = source.token, True
-    return slot
+@dataclass(frozen=True, eq=False)
+class Forking:
+    """What a fork asks for; repeated, it finds its slot by its `key`. With `own_key` the key is the
+    caller's, who may come back for the slot."""
+
+    source: BaseSlot
+    sampling: Sampling | None
+    own_key: str | None
+    timeout_s: float | None
+    key: str = field(default_factory=new_key)
+
+    def run(self, calls: Calls, make: Make[S]) -> Script[S]:
+        """A new slot with the tokens of another one. A fork given up is closed when its reply
+        comes, unless the caller made the key."""
+        source = self.source
+        yield from ready(calls, source)
+        fields: Header = {"session": calls.session, "key": self.own_key or self.key}
+        fields |= {**source.seat, "pos": source.context_len}
+        if self.sampling is not None:
+            fields["sampling"] = sampling_fields(self.sampling)
+        call = Call("fork", fields, (), self.timeout_s)
+        if self.own_key is None:
+            call.on_late = calls.orphans.append
+        reply = yield call
+        known = None if source._known is None else source._known.copy(self.sampling)
+        slot = make(reply.header, reply.raw, (), known)
+        if source._is_forgotten:  # the daemon has not got the token that the source will append
+            slot.token, slot._is_forgotten = source.token, True
+        return slot

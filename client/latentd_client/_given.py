@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 Prompt: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+GivenPrompt: TypeAlias = "list[int] | NDArray[np.int32]"
 Bias: TypeAlias = "Mapping[int, float] | tuple[Iterable[int], Iterable[float]]"
 Mask: TypeAlias = "NDArray[np.bool_] | NDArray[np.uint8] | NDArray[np.uint32]"
 
@@ -68,6 +69,11 @@ def id_lists(values: Iterable[Iterable[int]], what: str) -> list[list[int]]:
     except TypeError:
         raise ProtocolError(f"{what} is {values!r:.40}, must be lists of token ids") from None
     return [token_ids(ids, f"{what}: a sequence") for ids in lists]
+
+
+def given_prompt(prompt: Prompt) -> GivenPrompt:
+    """A prompt as it travels, which its caller can no longer change."""
+    return raw_prompt(prompt) if isinstance(prompt, np.ndarray) else token_ids(prompt, "prompt")
 
 
 def raw_prompt(prompt: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -62,6 +62,7 @@ class Link:
             while not wire.send(frames):  # not connected (yet, or any more), or its queue is full
                 if not call.expect:  # a courtesy: who made the call waits for nothing
                     return None
+                self._read_all()  # the daemon may wait for that, and a loss is told behind it
                 self._check(pending, deadline, timeout_s)
                 time.sleep(RETRY_MS / 1000)
             return self.wait(pending, timeout_s, deadline) if call.expect else None
@@ -103,9 +104,13 @@ class Link:
         if self._errand is None:
             return
         call, self._errand = self._errand, None
+        self._read_all()
+        self.perform(call, 0.0)
+
+    def _read_all(self) -> None:
+        """Take the messages that are there."""
         while (message := self.wire.receive()) is not None:
             self.exchange.receive(message)
-        self.perform(call, 0.0)
 
     def _spin(self, usual: float, deadline: float) -> list[bytes] | None:
         """Poll for a message from `spin_s` before the usual time until `spin_s` after it: a

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from latentd_client._asked import Asked
     from latentd_client._given import Prompt
+    from latentd_client._known import Known
     from latentd_client._stream import StreamReader
     from latentd_client.ngram import NgramDrafter
     from latentd_client.protocol import Header, Tensor
-    from latentd_client.results import PromptLogprobs
+    from latentd_client.results import PromptLogprobs, Sampling
 
 
 class BaseSlot:
@@ -34,13 +35,18 @@ class BaseSlot:
     what it was opened with.
     """
 
-    def __init__(self, header: Header, raw: Sequence[Tensor], prompt: Prompt = ()) -> None:
-        try:
-            self.slot_id: int = header["slot"]
-            self.epoch: int = header["epoch"]
-            self.context_len: int = header["context_len"]
-        except KeyError as error:
-            raise ProtocolError(f"the daemon's reply lacks {error}") from None
+    slot_id: int
+    epoch: int
+    context_len: int
+    _opened_in: str  # the session
+    _packed_seat: bytes | None
+
+    def __init__(
+        self, session: str, header: Header, raw: Sequence[Tensor], prompt: Prompt = (),
+        known: Known | None = None,
+    ) -> None:  # fmt: skip
+        """`known` is kept where slots are opened again."""
+        self.sit(session, header)
         self.token: int | None = header.get("token")
         self.seed: int | None = header.get("seed")
         self.cached_tokens: int = header.get("cached_tokens", 0)
@@ -50,12 +56,21 @@ class BaseSlot:
         self.prompt_logprobs: PromptLogprobs | None = read_prompt_logprobs(header, raw)
         self.prompt: Prompt = prompt
         self.is_closed = False
-        self._packed_seat: bytes | None = None
-        with contextlib.suppress(packed.NotPacked):
-            self._packed_seat = packed.pack_seat(self.slot_id, self.epoch)
+        self._known = known
         self._is_forgotten = False  # the daemon no longer has `token`: it must be sent
         self._reader: StreamReader | None = None  # a stream that may still run
         self._drafter: NgramDrafter | None = None  # of its text, once a stream has asked for it
+
+    def sit(self, session: str, header: Header) -> None:
+        """Take the seat that a reply names. Raises ProtocolError when it names none."""
+        try:
+            self.slot_id, self.epoch = header["slot"], header["epoch"]
+            self.context_len = header["context_len"]
+        except KeyError as error:
+            raise ProtocolError(f"the daemon's reply lacks {error}") from None
+        self._opened_in, self._packed_seat = session, None
+        with contextlib.suppress(packed.NotPacked):
+            self._packed_seat = packed.pack_seat(self.slot_id, self.epoch)
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"context_len={self.context_len}"
@@ -84,18 +99,53 @@ class BaseSlot:
             raise packed.NotPacked
         return self._packed_seat, self.context_len, whole(token, "token")
 
-    def take(self, result: packed.Result) -> Step:
-        """Take over the state after a step, and tell of it."""
+    def take(self, token: int | None, result: packed.Result) -> Step:
+        """Take over the state after a step that appended `token` (None: the last sampled one)."""
+        if self._known is not None:
+            self._append(token)
         self.context_len, self.token, logprob = result
         self._is_forgotten = False
         return Step(self.token, self.context_len, logprob)
 
-    def advance(self, step: Step) -> Step:
-        """Take over the state after a step."""
+    def advance(self, token: int | None, step: Step) -> Step:
+        """The same of a step that was read."""
+        if self._known is not None:
+            self._append(token)
         self.context_len = step.context_len
         self.token = step.token
         self._is_forgotten = False
         return step
+
+    def drop_reader(self) -> None:
+        """Forget the stream that may have run: nothing of it comes any more."""
+        if self._reader is not None:
+            self._reader.leave()
+            self._reader = None
+
+    def _append(self, token: int | None) -> None:
+        if token is None:
+            token = self.token
+        if self._known is not None and token is not None:
+            self._known.text.append(token)
+
+    def cut(self, length: int) -> None:
+        """Take over the state after a truncate."""
+        if self._known is not None:
+            del self._known.text[length:]
+        self.context_len, self.token, self._is_forgotten = length, None, False
+
+    def attended(self, length: int) -> None:
+        """Take over a length that attend has made, of latents that the client does not keep."""
+        self.context_len, self.token, self._known = length, None, None
+
+    def resample(self, sampling: Sampling | None) -> None:
+        """Take note of the sampling parameters that hold from now on, if there are new ones."""
+        if sampling is None:
+            return
+        if sampling.seed is not None:
+            self.seed = sampling.seed
+        if self._known is not None:
+            self._known.sampling = sampling
 
 
 def slot_pairs(rows: Iterable[tuple[BaseSlot, int | None]]) -> list[tuple[BaseSlot, int | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latentd_client._asked import read_top
@@ -10,34 +11,91 @@ from latentd_client.errors import ConnectionLost, ProtocolError, RequestRejected
 from latentd_client.results import Step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from latentd_client._asked import Asked
     from latentd_client._exchange import Call, Pending, Reply
+
+
+class Ending:
+    """Tells when the tokens that were handed out end a stream: by one of `stop`, or as one of
+    `sequences`."""
+
+    def __init__(self, stop: Iterable[int] = (), sequences: Sequence[list[int]] = ()) -> None:
+        self.stop = frozenset(stop)
+        self.sequences = sequences
+        self._tail: deque[int] = deque(maxlen=max(map(len, sequences), default=0))
+
+    def push(self, token: int) -> bool:
+        """Take note of the next token; whether it is the last one."""
+        self._tail.append(token)
+        if token in self.stop:
+            return True
+        tail = list(self._tail)
+        return any(tail[-len(ids) :] == ids for ids in self.sequences)
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What a stream was asked for."""
+
+    max_steps: int
+    stop: list[int]
+    sequences: list[list[int]]
+    asked: Asked
 
 
 class StreamReader:
     """One stream. `window` tokens may be on their way or unread; the daemon is granted more when
     half of them are consumed. `end` is None while it runs; `context_len` is the slot's length at
-    the daemon as of the last frame."""
+    the daemon as of the last frame.
 
-    def __init__(self, window: int, call: Call) -> None:
-        """`call` is the request whose replies are the frames."""
+    One that `is_cut` must be begun, or gone on with, before anything comes. `handed` steps were
+    given to the caller, `begun` of them before the request that runs now (-1: it resumes another
+    one's). `is_over`: the last of them ended what was `wanted`.
+    """
+
+    def __init__(
+        self, window: int, call: Call | None = None, wanted: Wanted | None = None,
+        timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`call` is the request whose replies are the frames; without one it is cut."""
         self.window = window
-        self.call = call
-        self.ready: deque[Step] = deque()
-        self.end: str | None = None
+        self.wanted = wanted
+        self.timeout_s = timeout_s
+        self.is_cut = call is None
+        self.is_over = False
+        self.handed = self.begun = 0
+        self.ending = Ending(wanted.stop, wanted.sequences) if wanted is not None else Ending()
         self.context_len = 0
+        self.ready: deque[Step] = deque()
+        self.call: Call | None = None
+        self.restart(call)
+
+    def restart(self, call: Call | None) -> None:
+        """Read another request's frames from now on."""
+        self.leave()
+        self.call = call
+        self.ready.clear()
+        self.end: str | None = None
         self._consumed = 0
         self._next_pos: int | None = None  # of the first token of the next frame
 
     @property
     def pending(self) -> Pending:
         """The request on its way."""
-        if self.call.pending is None:
+        if self.call is None or self.call.pending is None:
             raise ProtocolError("the stream was not sent")
         return self.call.pending
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether a request is on its way, or was."""
+        return self.call is not None and self.call.pending is not None
+
     def leave(self) -> None:
         """Expect nothing of it any more; again is harmless."""
-        if self.call.pending is not None:
+        if self.call is not None and self.call.pending is not None:
             self.call.pending.abandon()
 
     def check_end(self) -> None:
@@ -77,6 +135,13 @@ class StreamReader:
                 self.end = header["end"]
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the daemon's stream frame is broken: {error!r}") from None
+
+    def hand_out(self) -> Step:
+        """The next step of those that are ready."""
+        step = self.ready.popleft()
+        self.handed += 1
+        self.is_over = self.ending.push(step.token)
+        return step
 
     def consume(self) -> int:
         """One step was handed out; returns how many tokens to grant now, mostly 0."""

@@ -1,7 +1,8 @@
-"""The calls of a stream, for both clients: starting, reading, leaving it early.
+"""The calls of a stream, for both clients: beginning it, reading, going on, leaving it early.
 
 Scripts like those of `_calls`. A stream that its reader leaves is settled by the next call on its
-slot: it is cancelled, and the tokens that the daemon had run ahead are taken back.
+slot (see `_settling`): it is cancelled, and the tokens that the daemon had run ahead are taken
+back.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from latentd_client._exchange import Call
 from latentd_client._given import id_lists, token_ids, whole
-from latentd_client._stream import StreamReader
+from latentd_client._reopening import reopen
+from latentd_client._settling import settle
+from latentd_client._stream import StreamReader, Wanted
 from latentd_client.errors import ConnectionLost, RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from latentd_client._asked import Asked
     from latentd_client._calls import Calls, Script
@@ -24,70 +27,58 @@ if TYPE_CHECKING:
 
 
 def stream(
-    calls: Calls, slot: BaseSlot, max_steps: int, stop: Iterable[int],
-    stop_sequences: Iterable[Iterable[int]], credit: int | None, asked: Asked,
-    timeout_s: float | None,
-) -> Script[StreamReader]:  # fmt: skip
-    """Start a stream on a slot."""
-    yield from settle(calls, slot)
-    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
-    fields["max_steps"] = whole(max_steps, "max_steps")
-    if slot._is_forgotten:
-        fields["token"] = slot.token
-    if ids := sorted(set(token_ids(stop, "stop"))):
-        fields["stop"] = ids
-    if sequences := id_lists(stop_sequences, "stop_sequences"):
-        fields["stop_sequences"] = sequences
-    fields["deadline_s"] = calls.limit(timeout_s)
-    raw: list[Tensor] = []
-    fields |= asked.fields(raw)
-    return (yield from _read("stream", calls, slot, fields, raw, credit, timeout_s))
+    calls: Calls, max_steps: int, stop: Iterable[int], stop_sequences: Iterable[Iterable[int]],
+    credit: int | None, asked: Asked, timeout_s: float | None,
+) -> StreamReader:  # fmt: skip
+    """The reader of a stream that is yet to begin."""
+    wanted = Wanted(
+        whole(max_steps, "max_steps"),
+        sorted(set(token_ids(stop, "stop"))),
+        id_lists(stop_sequences, "stop_sequences"),
+        asked,
+    )
+    return StreamReader(_window(calls, credit), None, wanted, timeout_s)
 
 
 def resume(
     calls: Calls, slot: BaseSlot, credit: int | None, timeout_s: float | None
-) -> Script[StreamReader]:
-    """Go on with the slot's stream behind the last step that its caller has got."""
-    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
-    return (yield from _read("resume", calls, slot, fields, (), credit, timeout_s))
+) -> StreamReader:
+    """The reader of the rest of the slot's stream, behind the last step that its caller has got."""
+    before = slot._reader
+    wanted = None if before is None else before.wanted
+    reader = StreamReader(_window(calls, credit), None, wanted, timeout_s)
+    if before is not None:
+        reader.handed, reader.ending, reader.is_over = before.handed, before.ending, before.is_over
+    reader.begun = -1
+    return reader
 
 
-def _read(
-    op: str, calls: Calls, slot: BaseSlot, fields: Header, raw: Sequence[Tensor],
-    credit: int | None, timeout_s: float | None,
-) -> Script[StreamReader]:  # fmt: skip
-    """Send a request that is answered by frames, and take the first."""
-    assert calls.info is not None
-    window = min(calls.info.credits, 64) if credit is None else whole(credit, "credit")
-    call = Call(op, {**fields, "credit": window}, raw, timeout_s, is_kept=True)
-    before, slot._reader = slot._reader, StreamReader(window, call)
-    try:
-        reply = yield call
-    except RequestRejected:
-        slot._reader, before = before, None
-        raise
-    finally:
-        if before is not None:
-            before.leave()  # its frames come to this one
-    slot._reader.take(reply)
-    return slot._reader
+def _window(calls: Calls, credit: int | None) -> int:
+    return min(calls.info.credits, 64) if credit is None else whole(credit, "credit")
 
 
 def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[Step | None]:
     """The next step of a stream, None at its end."""
-    if not reader.ready and slot._reader is not reader:
+    if reader.is_over and reader.begun > 0:
+        return None  # by a stop sequence of which the daemon that goes on knows a part only
+    if reader.is_cut:
+        yield from _begin(calls, slot, reader)
+    elif not reader.ready and slot._reader is not reader:
         return None  # another call on the slot has ended it
-    while not reader.ready and reader.end is None:
-        try:
+    try:
+        while not reader.ready and reader.end is None:
             reader.take((yield reader.pending))
-        except RequestRejected:
+        if not reader.ready:
+            reader.check_end()
+    except (ConnectionLost, RequestRejected) as error:
+        reader.is_cut = calls.survives(error)
+        if isinstance(error, RequestRejected) and not reader.is_cut:
             slot._reader = None
-            raise
+        raise
     if not reader.ready:
         slot._reader = None
-        reader.check_end()
         return None
-    step = slot.advance(reader.ready.popleft())
+    step = slot.advance(None, reader.hand_out())
     grant = reader.consume()
     if grant:
         fields = {"session": calls.session, "stream": reader.pending.request_id, "n": grant}
@@ -95,47 +86,69 @@ def stream_next(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[St
     return step
 
 
+def _begin(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
+    """Begin a stream; or go on, behind the last step that its caller has got, with one that was cut
+    off: the same stream where the daemon still has it, else a new one with what is left of it."""
+    is_new = slot._opened_in is not calls.session or reader.end is not None
+    if slot._opened_in is not calls.session:
+        yield from reopen(calls, slot)
+        slot.drop_reader()
+    elif slot._reader is not None and slot._reader is not reader and reader.begun >= 0:
+        yield from settle(calls, slot)
+    wanted = reader.wanted
+    if is_new and wanted is None:
+        raise RequestRejected("position_conflict", f"slot {slot.slot_id} has no stream to go on")
+    if is_new and wanted is not None and (reader.is_over or reader.handed >= wanted.max_steps):
+        reader.end, reader.is_cut = "over", False
+        return
+    if wanted is None or (not is_new and reader.begun != reader.handed):
+        fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
+        yield from _read("resume", slot, reader, fields, [])
+        return
+    reader.begun = reader.handed
+    raw: list[Tensor] = []
+    yield from _read("stream", slot, reader, _fields(calls, slot, reader, wanted, raw), raw)
+    slot.resample(wanted.asked.sampling)
+
+
+def _fields(
+    calls: Calls, slot: BaseSlot, reader: StreamReader, wanted: Wanted, raw: list[Tensor]
+) -> Header:
+    """Of the request for what is left of a stream."""
+    fields: Header = {"session": calls.session, **slot.seat, "pos": slot.context_len}
+    fields["max_steps"] = wanted.max_steps - reader.handed
+    if slot._is_forgotten:
+        fields["token"] = slot.token
+    if wanted.stop:
+        fields["stop"] = wanted.stop
+    if wanted.sequences:
+        fields["stop_sequences"] = wanted.sequences
+    fields["deadline_s"] = calls.limit(reader.timeout_s)
+    return fields | wanted.asked.fields(raw)
+
+
+def _read(
+    op: str, slot: BaseSlot, reader: StreamReader, fields: Header, raw: list[Tensor]
+) -> Script[None]:
+    """Send a request that is answered by frames, and take the first."""
+    call = Call(op, {**fields, "credit": reader.window}, raw, reader.timeout_s, is_kept=True)
+    before, slot._reader = slot._reader, reader
+    reader.restart(call)
+    try:
+        reply = yield call
+    except RequestRejected:
+        slot._reader, before = before, None
+        raise
+    finally:
+        if before is not None and before is not reader:
+            before.leave()  # its frames come to this one
+    reader.take(reply)
+    reader.is_cut = False
+
+
 def hang_up(calls: Calls, slot: BaseSlot) -> Script[None]:
     """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
     reader = slot._reader
-    if reader is not None and reader.end is None:
+    if reader is not None and reader.end is None and reader.is_sent:
         request = {"session": calls.session, "request": reader.pending.request_id}
         yield Call("cancel", request, expect=False)
-
-
-def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
-    """End what is left of a stream that the caller has left, and take back the tokens that
-    the daemon had run ahead: the slot is where the caller's last step was."""
-    reader = slot._reader
-    if reader is None:
-        return
-    length = yield from _end_stream(calls, slot, reader)
-    reader.leave()
-    if length > slot.context_len:
-        fields = {"session": calls.session, **slot.seat, "pos": length, "to": slot.context_len}
-        slot._is_forgotten = True  # also if the reply is lost: it may have run all the same
-        yield Call("truncate", fields)
-    slot._reader = None
-    reader.ready.clear()
-
-
-def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[int]:
-    """The slot's true length once the stream has ended."""
-    if reader.end is None and reader.call.pending is not None:
-        request = {"session": calls.session, "request": reader.pending.request_id}
-        reply = yield Call("cancel", request)
-        try:
-            while reader.pending.replies or (reply.header.get("known") and not reader.end):
-                reader.take((yield reader.pending))
-        except (RequestRejected, ConnectionLost):
-            pass  # its length is asked for below
-    if reader.end is not None:
-        return reader.context_len
-    while True:
-        reply = yield Call("resume", {"session": calls.session})
-        seats = {(seat["slot"], seat["epoch"]): seat for seat in reply.header["slots"]}
-        seat = seats.get((slot.slot_id, slot.epoch))
-        if seat is None:
-            raise RequestRejected("epoch_gone", f"slot {slot.slot_id} is not open any more")
-        if not seat["busy"]:  # else the last steps of the stream are still running
-            return int(seat["context_len"])

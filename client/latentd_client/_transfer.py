@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -11,15 +10,18 @@ import numpy as np
 from latentd_client._asked import read_tensor
 from latentd_client._exchange import Call
 from latentd_client._given import raw_prompt, sampling_fields, whole
-from latentd_client._streaming import settle
-from latentd_client.errors import ProtocolError
+from latentd_client._known import Known
+from latentd_client._opening import new_key
+from latentd_client._reopening import ready
+from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.pages import PageGeometry, Pages, Piece
 from latentd_client.results import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 
     from latentd_client._calls import Calls, Script
+    from latentd_client._opening import Make
     from latentd_client._slot import BaseSlot
     from latentd_client.protocol import Header, Tensor
 
@@ -59,7 +61,7 @@ def begin_export(
 ) -> Script[Head]:
     """Ask for everything but the pages."""
     piece_bytes = whole(piece_bytes, "piece_bytes")
-    yield from settle(calls, slot)
+    yield from ready(calls, slot)
     reply = yield _export(calls, slot, slot.context_len, 0, 0, timeout_s)
     header = reply.header
     try:
@@ -67,7 +69,6 @@ def begin_export(
         if pages is None or tokens is None:
             raise KeyError("pages and tokens")
         token = slot.token if slot._is_forgotten else header["token"]
-        assert calls.info is not None
         most = min(piece_bytes, calls.info.max_frame_bytes)
         return Head(
             header["fingerprint"],
@@ -85,6 +86,8 @@ def export_piece(
     calls: Calls, slot: BaseSlot, pos: int, first: int, count: int, timeout_s: float | None
 ) -> Script[Piece]:
     """Ask for some pages of a slot that still has `pos` tokens."""
+    if slot._opened_in is not calls.session:
+        yield from ready(calls, slot)
     reply = yield _export(calls, slot, pos, first, count, timeout_s)
     pages, sums = (read_tensor(name, reply.header, reply.raw) for name in ("pages", "checksums"))
     if pages is None or sums is None or len(pages) != count:
@@ -102,9 +105,10 @@ def _export(
     return Call("export", fields, (), timeout_s)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Adopting:
-    """An adoption through one client; `key` is the caller's or made here."""
+    """An adoption through one client; `key` is the caller's or made here. It cannot go on in
+    another session than the one in which it began."""
 
     calls: Calls
     pages: Pages
@@ -113,6 +117,7 @@ class Adopting:
     own_key: str | None
     timeout_s: float | None
     key: str
+    session: str = ""
 
     @classmethod
     def of(
@@ -122,15 +127,18 @@ class Adopting:
         """With a key of its own. Raises ProtocolError when these are no pages."""
         if not isinstance(pages, Pages):
             raise ProtocolError(f"pages are {pages!r:.40}, must be what Slot.export gives")
-        return cls(calls, pages, sampling, salt, key, timeout_s, key or secrets.token_hex(8))
+        return cls(calls, pages, sampling, salt, key, timeout_s, key or new_key())
 
     def _call(self, stage: Header, raw: Sequence[Tensor] = ()) -> Call:
-        fields = {"session": self.calls.session, "key": self.key, **stage}
+        if self.calls.session is not self.session:
+            text = "the session has ended, and what was put of this adoption with it: adopt again"
+            raise RequestRejected("epoch_gone", text)
+        fields = {"session": self.session, "key": self.key, **stage}
         return Call("adopt", fields, raw, self.timeout_s)
 
     def begin(self) -> Script[None]:
         """Say what comes."""
-        pages = self.pages
+        pages, self.session = self.pages, self.calls.session
         begin: Header = {
             "geometry": pages.geometry._asdict(),
             "fingerprint": pages.fingerprint,
@@ -148,20 +156,22 @@ class Adopting:
         first, data, sums = piece
         if not isinstance(data, np.ndarray) or data.ndim != 2 or not data.shape[1]:
             raise ProtocolError("a piece's pages must be a uint8 array [n, bytes of a page]")
-        assert self.calls.info is not None
         step = max(1, self.calls.info.max_frame_bytes // data.shape[1])
         for start in range(0, len(data), step):
             put = {"first": first + start, "pages": {"raw": 0}, "checksums": {"raw": 1}}
             part = slice(start, start + step)
             yield self._call({"put": put}, [data[part], np.asarray(sums[part], np.uint32)])
 
-    def commit(self, make: Callable[[Header, Sequence[Tensor]], S]) -> Script[S]:
+    def commit(self, make: Make[S]) -> Script[S]:
         """All is there: the slot."""
         call = self._call({"commit": True})
         if self.own_key is None:
             call.on_late = self.calls.orphans.append
         reply = yield call
-        return make(reply.header, reply.raw)
+        known = None
+        if self.calls.reopens:
+            known = Known.of(self.pages.tokens, self.salt, self.sampling or self.pages.sampling)
+        return make(reply.header, reply.raw, (), known)
 
     def drop(self) -> Script[None]:
         """The caller gives up: the daemon need not keep what is there. Nobody waits for it."""

@@ -52,6 +52,10 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
         self._thread.start()
 
+    def follow(self, control: str, session: str, lease_s: float) -> None:
+        """Renew another session from the next time on."""
+        self._control, self._session, self._every_s = control, session, lease_s / 3
+
     def _run(self) -> None:
         self._watch()
         if self._at_end is not None:

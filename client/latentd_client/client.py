@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from latentd_client import _stepping
 from latentd_client._asked import asked
 from latentd_client._attending import attend
-from latentd_client._calls import Calls
-from latentd_client._exchange import Call, Pending
-from latentd_client._given import MAX_TIMEOUT_S, data_endpoint, seconds
-from latentd_client._link import Link
+from latentd_client._given import data_endpoint, given_prompt
+from latentd_client._opening import Opening
+from latentd_client._session import Session
+from latentd_client._slot import slot_pairs
 from latentd_client._transfer import Adopting
-from latentd_client._turns import Turns
-from latentd_client._watch import Watch
-from latentd_client._wire import ZmqWire
 from latentd_client.control import Control
-from latentd_client.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    LatentdError,
-    ProtocolError,
-    RequestRejected,
-)
+from latentd_client.errors import ProtocolError
 from latentd_client.slot import Slot
 
 if TYPE_CHECKING:
@@ -51,47 +41,36 @@ class Client:
 
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = 60.0,
-        connect_timeout_s: float = 5.0, spin_s: float = 0.0005,
+        connect_timeout_s: float = 5.0, spin_s: float = 0.0005, reopen: bool = False,
     ) -> None:  # fmt: skip
         """Connect and say hello. `endpoint` defaults to LATENTD_ENDPOINT, then to
         ipc:///run/latentd/latentd.sock; `timeout_s` is the time of calls that name none.
         A call polls for its reply from `spin_s` before until `spin_s` after the time that the last
-        such call took, and sleeps else; 0 spares the processor. One thread of a process polls at a
-        time.
+        such call took, and sleeps else (0 spares the processor); one thread of a process at a time.
+
+        With `reopen` calls outlive their daemon: one that is met by a broken connection, a daemon
+        that drains, or one that was restarted without its state, waits (within its own time) for a
+        daemon to answer and is made again, once, on the slots as this client knows them. A slot
+        that was lost is opened again with its tokens, salt, sampling and seed when it is next used,
+        and goes on with the same bits; a stream goes on behind its last step. The client keeps the
+        tokens of its slots for that. ModelChanged is raised where another model answers.
 
         Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
         """
         self.endpoint = data_endpoint(endpoint)
-        self._calls = Calls(timeout_s)
-        self.timeout_s = self._calls.timeout_s
-        self.is_closed = False
-        self._turns = Turns()
-        self._pid = os.getpid()
-        self._known_losses = 0
-        self._gone: ConnectionLost | None = None
+        self._session = Session(self.endpoint, timeout_s, connect_timeout_s, spin_s, bool(reopen))
+        self.timeout_s = self._session.timeout_s
         self._control: Control | None = None
-        limit_s, start = seconds(connect_timeout_s, "connect_timeout_s"), time.monotonic()
-        self._link = link = Link(self.endpoint, seconds(spin_s, "spin_s"), limit_s)
-        try:
-            left_s = max(0.0, limit_s - (time.monotonic() - start))
-            self.info: DaemonInfo = self._drive(self._calls.hello(left_s))
-            turns, session = self._turns, self._calls.session
-            self._watch = Watch(
-                link.wire.monitored, self.info.control, session, self.info.lease_s,
-                lambda: link.renew(session, turns),
-            )  # fmt: skip
-        except BaseException as error:
-            link.close()
-            if isinstance(error, DeadlineExceeded):
-                text = f"{self.endpoint} did not say hello within {connect_timeout_s:.3g} s"
-                raise ConnectionLost(text) from None
-            raise
-        self._forgotten = weakref.finalize(self, _forget, self._watch, link, self._pid)
-        self._forgotten.atexit = False
-        link.exchange.max_frame_bytes = self.info.max_frame_bytes
-        link.exchange.max_frames = self.info.max_frames
-        if isinstance(link.wire, ZmqWire):
-            link.wire.watch(self._watch)
+
+    @property
+    def info(self) -> DaemonInfo:
+        """What the daemon has told about itself and its model."""
+        return self._session.calls.info
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._session.is_closed
 
     def open(
         self, prompt: Prompt, *, sampling: Sampling | None = None, logits: bool = False,
@@ -111,11 +90,12 @@ class Client:
         With a `key` of your own (up to 64 characters) a call that timed out can be repeated and
         finds its slot. Raises RequestRejected: no_slot, no_pages, context_full, invalid, deadline.
         """
-        script = self._calls.open(
-            lambda header, raw: Slot(self, header, raw, prompt), prompt,
-            asked(sampling, logits, logprobs, bias, mask), prompt_logprobs, salt, key, timeout_s,
+        session, calls = self._session, self._session.calls
+        opening = Opening(
+            given_prompt(prompt), asked(sampling, logits, logprobs, bias, mask), prompt_logprobs,
+            salt, key, timeout_s,
         )  # fmt: skip
-        return self._run(script, timeout_s)
+        return session.run(lambda: opening.run(calls, partial(Slot, session)), timeout_s)
 
     def step(
         self, rows: Iterable[tuple[Slot, int | None]], *, logits: bool = False, logprobs: int = 0,
@@ -127,8 +107,11 @@ class Client:
         When a row is refused the others have run: the RequestRejected of the first refused row
         is raised, and its `detail["rows"]` holds each row's Step or RequestRejected.
         """
-        extras = asked(None, logits, logprobs)
-        return self._run(self._calls.step_rows(rows, extras, masks, timeout_s), timeout_s)
+        pairs, extras = slot_pairs(rows), asked(None, logits, logprobs)
+        calls = self._session.calls
+        return self._session.run(
+            lambda: _stepping.step_rows(calls, pairs, extras, masks, timeout_s), timeout_s
+        )
 
     def attend(
         self, layer: int, rows: Iterable[tuple[Slot, int]], q: T, latent: Any, *,
@@ -145,8 +128,12 @@ class Client:
         grow. Repeating a call is harmless. Raises RequestRejected: invalid, position_conflict,
         busy, context_full, no_pages, too_large; all rows run, or none.
         """
-        script: Script[T] = attend(self._calls, layer, rows, q, latent, timeout_s)
-        return self._run(script, timeout_s)
+        calls, pairs = self._session.calls, slot_pairs(rows)
+
+        def script() -> Script[T]:
+            return attend(calls, layer, pairs, q, latent, timeout_s)
+
+        return self._session.run(script, timeout_s)
 
     def adopt(
         self, pages: Pages, *, sampling: Sampling | None = None, salt: str = "",
@@ -161,23 +148,23 @@ class Client:
         (another model or geometry, a wrong checksum), no_slot, no_pages, context_full, epoch_gone
         (nothing came for too long); nothing is kept then.
         """
-        adopting = Adopting.of(self._calls, pages, sampling, salt, key, timeout_s)
+        session = self._session
+        adopting = Adopting.of(session.calls, pages, sampling, salt, key, timeout_s)
         if not isinstance(pages.pieces, Iterable):
             raise ProtocolError("these pieces are an AsyncClient's: let that one adopt them")
         try:
-            self._run(adopting.begin(), timeout_s)
+            session.run(adopting.begin, timeout_s)
             for piece in pages.pieces:
-                self._run(adopting.put(piece), timeout_s)
+                session.run(partial(adopting.put, piece), timeout_s)
         except BaseException:
-            self._run_now(adopting.drop())
+            session.run_now(adopting.drop())
             raise
-        make = adopting.commit(lambda header, raw: Slot(self, header, raw))
-        return self._run(make, timeout_s)
+        return session.run(lambda: adopting.commit(partial(Slot, session)), timeout_s)
 
     def ping(self, *, timeout_s: float | None = None) -> float:
         """Seconds of one round trip to the engine thread."""
         start = time.perf_counter()
-        self._run(self._calls.ping(timeout_s), timeout_s)
+        self._session.run(lambda: self._session.calls.ping(timeout_s), timeout_s)
         return time.perf_counter() - start
 
     def health(self) -> Header:
@@ -190,24 +177,9 @@ class Client:
 
     def close(self) -> None:
         """Give all slots back, end the session and the connection; a second time does nothing."""
-        if self._pid != os.getpid():
-            self.is_closed = True  # the parent goes on with the session and the connection
-            return
-        self._turns.run(MAX_TIMEOUT_S, self._close)
-
-    def _close(self) -> None:
-        if self.is_closed:
-            return
-        self.is_closed = True
         try:
-            if self._gone is None and self._link.wire.losses() == self._known_losses:
-                self._drive(self._calls.end_session(1.0))
-        except LatentdError:
-            pass  # the lease will end it
+            self._session.close()
         finally:  # also when it is interrupted
-            self._forgotten.detach()
-            self._watch.stop()
-            self._link.close()
             if self._control is not None:
                 self._control.close()
 
@@ -226,86 +198,4 @@ class Client:
                 self._control = Control(self.info.control)
             return self._control
 
-        return self._turns.run(self.timeout_s, get)
-
-    def _run(self, script: Script[T], timeout_s: float | None) -> T:
-        """Drive a script, when its turn has come."""
-        limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
-        if self._pid != os.getpid():
-            raise ConnectionLost("this client is of the parent process; make one after a fork")
-
-        def drive() -> T:
-            try:
-                self._make_ready(limit_s)
-                return self._drive(script)
-            except RequestRejected as refusal:
-                raise self._note(refusal) from None
-
-        return self._turns.run(limit_s, drive)
-
-    def _run_now(self, script: Script[None]) -> None:
-        """Drive a script that waits for nothing, if nobody else is at it and all is well."""
-
-        def drive() -> None:
-            if not self.is_closed and self._link.wire.losses() == self._known_losses:
-                with contextlib.suppress(LatentdError):  # it is a courtesy
-                    self._drive(script)
-
-        if self._pid == os.getpid():
-            self._turns.run_if_free(drive)
-
-    def _make_ready(self, limit_s: float) -> None:
-        """Before a call: refuse what cannot be, mend the connection, close what nobody wants."""
-        if self.is_closed:
-            raise ConnectionLost("the client is closed")
-        if self._gone is not None:
-            raise self._gone
-        if self._link.wire.losses() != self._known_losses:
-            self._recover(min(5.0, limit_s))
-        if self._calls.orphans:
-            self._drive(self._calls.close_orphans())
-
-    def _recover(self, limit_s: float) -> None:
-        """After a broken connection: go on if the same daemon still knows the session."""
-        losses = self._link.wire.losses()
-        self._link.wire.reconnect(limit_s)
-        self._link.exchange.abandon_all()
-        call = Call("resume", {"session": self._calls.session})
-        self._link.perform(call, limit_s)
-        self._known_losses = losses
-
-    def _note(self, refusal: RequestRejected) -> LatentdError:
-        """Remember when a refusal means that another daemon answers."""
-        error = self._calls.translate(refusal)
-        if isinstance(error, ConnectionLost):
-            self._gone = error
-        return error
-
-    def _drive(self, script: Script[T]) -> T:
-        """Move the bytes that a script wants moved."""
-        try:
-            item = next(script)
-            while True:
-                try:
-                    reply = self._move(item)
-                except BaseException as error:
-                    item = script.throw(error)
-                else:
-                    item = script.send(reply)  # type: ignore[arg-type]
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-
-    def _move(self, item: Call | Pending) -> object:
-        call = item if isinstance(item, Call) else item.call
-        limit_s = self.timeout_s if call.timeout_s is None else call.timeout_s
-        if isinstance(item, Call):
-            return self._link.perform(item, limit_s)
-        return self._link.wait(item, limit_s)
-
-
-def _forget(watch: Watch, link: Link, pid: int) -> None:
-    """Nobody knows the client any more and nobody has closed it: stop to renew its lease. Without
-    any waiting: an interrupt is ignored while something is being collected."""
-    if pid == os.getpid():
-        watch.leave(link.close)
+        return self._session.turns.run(self.timeout_s, get)

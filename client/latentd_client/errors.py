@@ -3,7 +3,11 @@
 LatentdError                     everything below; `code` is stable, the text is for people
   RequestRejected                the daemon refused: nothing changed, the connection is usable
   ProtocolError                  a message that cannot be read or sent (client side)
-  ConnectionLost                 the daemon is gone or was restarted; the step may have run
+  ConnectionLost                 the connection broke or nobody listens: the request may have run,
+                                 and the same call may be repeated
+    SessionLost                  a daemon is there that does not know the session: restarted
+                                 without its state; slots must be opened again
+      ModelChanged               it would give other tokens: none of them can be opened again
   DeadlineExceeded               no reply in time; the step may have run, repeat it safely
 """
 
@@ -46,10 +50,23 @@ class ProtocolError(LatentdError):
 
 
 class ConnectionLost(LatentdError):
-    """The daemon is gone, or another one answers in its place; its slots are lost with it."""
+    """The connection broke, or nobody listens. Repeat the same call: if the daemon is still there,
+    or was restarted with what it had saved (`serve --restore`), the session and its slots go on,
+    and nothing is appended twice. Else that call raises SessionLost."""
 
     def __init__(self, message: str) -> None:
         super().__init__("connection_lost", message)
+
+
+class SessionLost(ConnectionLost):
+    """The daemon that answers does not know the session: it was restarted without its state, and
+    the slots are lost with it. Make a new client and open them again; a client that was made with
+    `reopen=True` does that by itself, and does not raise this."""
+
+
+class ModelChanged(SessionLost):
+    """The daemon that answers now serves another model, or the same one with other bits: what a
+    client knows of its slots cannot be continued there. Raised where `reopen=True`."""
 
 
 class DeadlineExceeded(LatentdError):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from latentd_client import _drafting, _forking, _streaming, _transfer
+from latentd_client import _drafting, _stepping, _streaming, _transfer
 from latentd_client._asked import asked
+from latentd_client._forking import Forking
+from latentd_client._given import token_ids
 from latentd_client._slot import BaseSlot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from latentd_client._calls import Script
     from latentd_client._drafting import Draft, DraftReader
     from latentd_client._given import Bias, Mask, Prompt
+    from latentd_client._known import Known
+    from latentd_client._session import Session
     from latentd_client._stream import StreamReader
-    from latentd_client.client import Client
     from latentd_client.pages import Pages, Piece
     from latentd_client.protocol import Header, Tensor
     from latentd_client.results import Sampling, Step, Verified
@@ -26,10 +29,11 @@ class Slot(BaseSlot):
     """A sequence's seat in the daemon, made by `Client.open`. As a context manager it closes."""
 
     def __init__(
-        self, client: Client, header: Header, raw: Sequence[Tensor], prompt: Prompt = ()
-    ) -> None:
-        super().__init__(header, raw, prompt)
-        self._client = client
+        self, session: Session, header: Header, raw: Sequence[Tensor], prompt: Prompt = (),
+        known: Known | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(session.calls.session, header, raw, prompt, known)
+        self._session = session
 
     def step(
         self, token: int | None = None, *, logits: bool = False, logprobs: int = 0,
@@ -45,9 +49,10 @@ class Slot(BaseSlot):
         RequestRejected (context_full, no_pages, busy, ...), DeadlineExceeded, ConnectionLost;
         after the last two the same call may be repeated: nothing is appended twice.
         """
-        calls = self._client._calls
-        extras = asked(sampling, logits, logprobs, bias, mask)
-        return self._client._run(calls.step(self, token, extras, timeout_s), timeout_s)
+        session, extras = self._session, asked(sampling, logits, logprobs, bias, mask)
+        return session.run(
+            lambda: _stepping.step(session.calls, self, token, extras, timeout_s), timeout_s
+        )
 
     def stream(
         self, max_steps: int, stop: Iterable[int] = (), *,
@@ -67,18 +72,16 @@ class Slot(BaseSlot):
         drafted stream does not run ahead (`credit` means nothing to it). `timeout_s` is the longest
         wait for one step. Raises like `step`.
         """
-        calls, extras = self._client._calls, asked(sampling, False, logprobs, bias, mask)
+        extras = asked(sampling, False, logprobs, bias, mask)
         if draft is not None:
-            return self._iterate_drafts(
-                _drafting.start(
-                    calls, self, max_steps, stop, stop_sequences, draft, extras, timeout_s
-                ),
-                timeout_s,
+            drafts = _drafting.start(
+                self, max_steps, stop, stop_sequences, draft, extras, timeout_s
             )
-        start = _streaming.stream(
-            calls, self, max_steps, stop, stop_sequences, credit, extras, timeout_s
+            return self._iterate_drafts(drafts, timeout_s)
+        reader = _streaming.stream(
+            self._session.calls, max_steps, stop, stop_sequences, credit, extras, timeout_s
         )
-        return self._iterate(start, timeout_s)
+        return self._iterate(reader, timeout_s)
 
     def resume_stream(
         self, *, credit: int | None = None, timeout_s: float | None = None
@@ -86,31 +89,25 @@ class Slot(BaseSlot):
         """Go on with the stream that a broken connection has cut off, from behind the last step it
         yielded: no token is missed or decoded twice. The daemon keeps the stream until the lease is
         over. Raises RequestRejected("position_conflict") without one; else like `stream`."""
-        start = _streaming.resume(self._client._calls, self, credit, timeout_s)
-        return self._iterate(start, timeout_s)
+        reader = _streaming.resume(self._session.calls, self, credit, timeout_s)
+        return self._iterate(reader, timeout_s)
 
-    def _iterate(self, start: Script[StreamReader], timeout_s: float | None) -> Iterator[Step]:
-        """The steps of a stream, from the first `next` on."""
-        client = self._client
-        calls = client._calls
-        reader = client._run(start, timeout_s)
+    def _iterate(self, reader: StreamReader, timeout_s: float | None) -> Iterator[Step]:
+        """The steps of a stream, which begins with the first `next`."""
+        session, calls = self._session, self._session.calls
         try:
-            while True:
-                step = client._run(_streaming.stream_next(calls, self, reader), timeout_s)
-                if step is None:
-                    return
+            while step := session.run(
+                lambda: _streaming.stream_next(calls, self, reader), timeout_s
+            ):
                 yield step
         finally:
             if reader.end is None:
-                client._run_now(_streaming.hang_up(calls, self))
+                session.run_now(_streaming.hang_up(calls, self))
 
-    def _iterate_drafts(
-        self, start: Script[DraftReader], timeout_s: float | None
-    ) -> Iterator[Step]:
+    def _iterate_drafts(self, reader: DraftReader, timeout_s: float | None) -> Iterator[Step]:
         """The same of drafts that are verified."""
-        client = self._client
-        reader = client._run(start, timeout_s)
-        while step := client._run(_drafting.draft_next(client._calls, self, reader), timeout_s):
+        session, calls = self._session, self._session.calls
+        while step := session.run(lambda: _drafting.draft_next(calls, self, reader), timeout_s):
             yield step
 
     def verify(
@@ -125,14 +122,18 @@ class Slot(BaseSlot):
         The draft may have as many tokens as the largest bucket, less one. A token of `stop` ends
         it, and is not appended. All else is as in `step`, and holds for every token.
         """
-        extras = asked(sampling, False, logprobs, bias, mask)
-        script = _drafting.verify(self._client._calls, self, draft, token, stop, extras, timeout_s)
-        return self._client._run(script, timeout_s)
+        session, extras = self._session, asked(sampling, False, logprobs, bias, mask)
+        ids, ends = token_ids(draft, "draft"), token_ids(stop, "stop")
+        return session.run(
+            lambda: _drafting.verify(session.calls, self, ids, token, ends, extras, timeout_s),
+            timeout_s,
+        )
 
     def truncate(self, to: int, *, timeout_s: float | None = None) -> int:
         """Drop all tokens from position `to` on; returns the new length. The next step must name
         its token."""
-        return self._client._run(self._client._calls.truncate(self, to, timeout_s), timeout_s)
+        session = self._session
+        return session.run(lambda: session.calls.truncate(self, to, timeout_s), timeout_s)
 
     def fork(
         self, *, sampling: Sampling | None = None, key: str | None = None,
@@ -145,12 +146,9 @@ class Slot(BaseSlot):
         `sampling` the new slot has that of this one, seed and all, and would go on like it.
         `key`: see `Client.open`. Raises RequestRejected: no_slot, no_pages, busy.
         """
-        client = self._client
-        script = _forking.fork(
-            client._calls, lambda header, raw: Slot(client, header, raw), self, sampling, key,
-            timeout_s,
-        )  # fmt: skip
-        return client._run(script, timeout_s)
+        session = self._session
+        forking = Forking(self, sampling, key, timeout_s)
+        return session.run(lambda: forking.run(session.calls, partial(Slot, session)), timeout_s)
 
     def export(
         self, *, piece_bytes: int = _transfer.PIECE_BYTES, timeout_s: float | None = None
@@ -160,22 +158,26 @@ class Slot(BaseSlot):
         iterates over `pieces`; until then the slot must stay as it is (position_conflict, busy).
         `timeout_s` is the time of each piece. Raises RequestRejected: busy, epoch_gone, too_large.
         """
-        client = self._client
-        script = _transfer.begin_export(client._calls, self, piece_bytes, timeout_s)
-        head = client._run(script, timeout_s)
+        session = self._session
+        head = session.run(
+            lambda: _transfer.begin_export(session.calls, self, piece_bytes, timeout_s), timeout_s
+        )
         return head.pages(self._iterate_pages(head, timeout_s))
 
     def _iterate_pages(self, head: _transfer.Head, timeout_s: float | None) -> Iterator[Piece]:
-        client = self._client
+        session, length = self._session, len(head.tokens)
         for first, count in head.ranges():
-            script = _transfer.export_piece(
-                client._calls, self, len(head.tokens), first, count, timeout_s
+            yield session.run(
+                partial(
+                    _transfer.export_piece, session.calls, self, length, first, count, timeout_s
+                ),
+                timeout_s,
             )
-            yield client._run(script, timeout_s)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Give the slot and its pages back; a second time does nothing."""
-        self._client._run(self._client._calls.close(self, timeout_s), timeout_s)
+        session = self._session
+        session.run(lambda: session.calls.close(self, timeout_s), timeout_s)
 
     def __enter__(self) -> Slot:
         return self
@@ -184,5 +186,5 @@ class Slot(BaseSlot):
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if not self._client.is_closed:
+        if not self._session.is_closed:
             self.close()

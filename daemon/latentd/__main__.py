@@ -30,8 +30,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="latentd",
         description="Low-latency decode daemon for latent-attention models.",
-        epilog="exit codes: 0 clean, 1 failed, 2 bad usage, 70 device error, 74 not saved, "
-        "78 bad configuration",
+        epilog="exit codes: 0 clean, 1 failed, 2 bad usage (78 of serve, demo, check, selftest), "
+        "70 device error and 74 not saved (of serve), 78 bad configuration",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"latentd {__version__}")

@@ -17,12 +17,12 @@ from latentd.plans import StepOutputs
 from latentd_client import AsyncClient, AsyncSlot, Client, ConnectionLost, DeadlineExceeded
 from serving import serving
 
-ASKS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
-    "step": lambda slot: slot.step(),
-    "rows": lambda slot: slot._client.step([(slot, None)]),
-    "truncate": lambda slot: slot.truncate(2),
-    "open": lambda slot: slot._client.open([5] * 300),
-    "ping": lambda slot: slot._client.ping(),
+ASKS: dict[str, Callable[[Any, Any], Coroutine[Any, Any, Any]]] = {
+    "step": lambda client, slot: slot.step(),
+    "rows": lambda client, slot: client.step([(slot, None)]),
+    "truncate": lambda client, slot: slot.truncate(2),
+    "open": lambda client, slot: client.open([5] * 300),
+    "ping": lambda client, slot: client.ping(),
 }
 
 
@@ -78,7 +78,7 @@ def test_a_call_cancelled_after_any_number_of_turns_leaves_all_usable(
         async with AsyncClient(endpoint) as client:
             slot = await client.open([1, 2, 3])
             first = sampled(slot)
-            task = asyncio.create_task(ASKS[ask](slot))
+            task = asyncio.create_task(ASKS[ask](client, slot))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
@@ -86,7 +86,7 @@ def test_a_call_cancelled_after_any_number_of_turns_leaves_all_usable(
                 await task
             if ask in ("step", "rows"):  # the same call again: nothing is appended twice
                 if slot.context_len == 3:
-                    await ASKS[ask](slot)
+                    await ASKS[ask](client, slot)
                 assert slot.context_len == 4
                 assert slot.token == engine.expected_token([1, 2, 3, first])
             elif ask == "truncate":
@@ -211,8 +211,8 @@ def test_a_close_that_is_cancelled_has_closed_all_the_same(endpoint: str) -> Non
         with pytest.raises(ConnectionLost):
             await step
         assert num_watches() == before
-        assert client._link is not None
-        assert client._link.socket.closed
+        assert client._session.link is not None
+        assert client._session.link.socket.closed
         engine.gate.set()
 
     before = num_watches()
@@ -247,8 +247,8 @@ def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert client._link is not None
-            assert client._link.socket.closed
+            assert client._session.link is not None
+            assert client._session.link.socket.closed
             engine.gate.set()
             await step
             with pytest.raises(ConnectionLost, match="closed"):
@@ -261,7 +261,7 @@ def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
 def test_the_word_of_a_broken_connection_ends_nothing_that_waits_on_the_next(endpoint: str) -> None:
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
-            link = client._link
+            link = client._session.link
             assert link is not None
             assert link._watch is not None
             link._watch.losses += 1  # a call may see this before the loop is told
@@ -344,8 +344,8 @@ def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint:
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
-            assert client._link is not None
-            receive = client._link.exchange.receive
+            assert client._session.link is not None
+            receive = client._session.link.exchange.receive
 
             def receive_and_cancel(frames: list[bytes]) -> None:
                 receive(frames)
@@ -354,12 +354,12 @@ def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint:
             engine.gate.clear()
             task = asyncio.create_task(client.open([1, 2, 3]))
             await asyncio.sleep(0)  # its request is on the way
-            client._link.exchange.receive = receive_and_cancel  # type: ignore[method-assign]
+            client._session.link.exchange.receive = receive_and_cancel  # type: ignore[method-assign]
             engine.gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert engine.slots.num_used == 1
-            client._link.exchange.receive = receive  # type: ignore[method-assign]
+            client._session.link.exchange.receive = receive  # type: ignore[method-assign]
             await client.ping()  # any call closes what nobody wants
             await until(lambda: engine.slots.num_used == 0)
 
@@ -372,14 +372,14 @@ def test_an_open_interrupted_while_its_reply_is_read_gives_its_slot_back(
 ) -> None:
     engine = FakeEngine()
     with serving(endpoint, engine), Client(endpoint) as client:
-        receive = client._link.exchange.receive
+        receive = client._session.link.exchange.receive
 
         def receive_and_interrupt(frames: list[bytes]) -> None:
             receive(frames)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(client._link.exchange, "receive", receive_and_interrupt)
+            patch.setattr(client._session.link.exchange, "receive", receive_and_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 client.open([1, 2, 3])
         assert engine.slots.num_used == 1

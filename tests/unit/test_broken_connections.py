@@ -34,7 +34,7 @@ def break_it(running: Any, losses: Callable[[], int]) -> None:
 def test_a_call_at_the_moment_of_a_break_goes_out_on_the_next_connection(endpoint: str) -> None:
     async def main(running: Running) -> None:
         async with AsyncClient(endpoint, timeout_s=3) as client:
-            link = client._link
+            link = client._session.link
             assert link is not None
             for _ in range(ROUNDS):
                 await client.ping()
@@ -53,5 +53,5 @@ def test_a_blocking_call_at_that_moment_does_so_too(
     with serving(endpoint, engine) as running, Client(endpoint, timeout_s=3) as client:
         for _ in range(ROUNDS):
             client.ping()
-            break_it(running, client._link.wire.losses)
+            break_it(running, client._session.link.wire.losses)
             assert client.open([1]).context_len == 1

@@ -274,7 +274,7 @@ def test_a_broken_connection_is_resumed_with_the_same_slots(
         singles = [other.step() for _ in range(5)]
         stream = streaming.stream(500)
         assert next(stream) == singles[0]
-        exchange = client._link.exchange
+        exchange = client._session.link.exchange
         exchange.max_frame_bytes = 1 << 20
         with pytest.raises(ConnectionLost, match="broke"):
             client.open(np.zeros(2000, np.int32), timeout_s=20)
@@ -416,7 +416,7 @@ def test_a_last_reply_is_read_before_the_loss_of_the_connection(
                 time.sleep(0.3)
             return lost
 
-        monkeypatch.setattr(client._link.wire, "losses", break_after_the_reply)
+        monkeypatch.setattr(client._session.link.wire, "losses", break_after_the_reply)
         assert slot.step().context_len == 2
         monkeypatch.undo()
 
@@ -428,8 +428,8 @@ def test_a_last_reply_is_read_before_the_loss_of_an_async_connection(running: Ru
             task = asyncio.create_task(slot.step())
             await asyncio.sleep(0)
             time.sleep(0.3)  # the reply comes, and the loop has not looked yet
-            assert client._link is not None
-            client._link._wake_all()
+            assert client._session.link is not None
+            client._session.link._wake_all()
             assert (await task).context_len == 2
 
     asyncio.run(main())

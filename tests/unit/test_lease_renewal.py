@@ -41,7 +41,7 @@ def test_an_idle_client_keeps_its_session_without_the_control_socket(endpoint: s
         with silent_control(running):
             time.sleep(LONG_S)
             assert slot.step().context_len == 2
-        assert not client._turns._lock.locked()
+        assert not client._session.turns._lock.locked()
 
 
 def test_an_idle_client_on_tcp_keeps_its_session_without_the_control_socket(
@@ -89,7 +89,11 @@ def test_a_call_that_waits_long_renews_the_lease_meanwhile(endpoint: str) -> Non
 
 def test_many_renewals_leave_nothing_unread(endpoint: str) -> None:
     with serving(endpoint), Client(endpoint) as client:
-        link, turns, session = client._link, client._turns, client._calls.session
+        link, turns, session = (
+            client._session.link,
+            client._session.turns,
+            client._session.calls.session,
+        )
         for _ in range(100):
             link.renew(session, turns)
         time.sleep(0.2)
@@ -104,8 +108,8 @@ def test_the_watch_lives_on_when_there_was_no_descriptor(endpoint: str) -> None:
             with pytest.raises(ConnectionLost, match="Too many open files"):
                 Client(endpoint)
             time.sleep(LEASE["lease_s"] / 2)
-        assert client._watch is not None
-        assert client._watch._thread.is_alive()
+        assert client._session._watch is not None
+        assert client._session._watch._thread.is_alive()
         time.sleep(LONG_S)
         assert slot.step().context_len == 2
 

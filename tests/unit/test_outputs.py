@@ -164,12 +164,17 @@ def test_a_late_reader_gets_long_log_probabilities_in_frames_that_fit(
     with serving(endpoint, engine, credits=4000), Client(endpoint) as client:
         slot = client.open([1])
         for _ in range(2):
-            fields = {"session": client._calls.session, **slot.seat, "pos": 1, "max_steps": 4000}
+            fields = {
+                "session": client._session.calls.session,
+                **slot.seat,
+                "pos": 1,
+                "max_steps": 4000,
+            }
             call = Call("stream", {**fields, "credit": 4000, "logprobs": 20}, is_kept=True)
             reader = StreamReader(4000, call)
-            reader.take(client._move(call))  # type: ignore[arg-type]
+            reader.take(client._session.move(call, 60.0))  # type: ignore[arg-type]
             while reader.end is None:
-                reader.take(client._move(reader.pending))  # type: ignore[arg-type]
+                reader.take(client._session.move(reader.pending, 60.0))  # type: ignore[arg-type]
             assert len(reader.ready) == 4000
             assert all(len(step.top) == 20 for step in reader.ready)
 

@@ -182,7 +182,7 @@ def test_a_packed_step_is_refused_by_code_like_any_other(running: Running) -> No
 
 def sent_by(client: Client, frames: list[bytes]) -> None:
     """Note the first frame of all that a client sends."""
-    exchange = client._link.exchange
+    exchange = client._session.link.exchange
     start = exchange.start
 
     def noting(call: Call) -> Any:

@@ -148,7 +148,7 @@ def test_a_client_goes_on_with_its_stream_after_a_broken_connection(
         slot = client.open(PROMPT)
         stream = slot.stream(300, credit=100)
         found = [next(stream).token for _ in range(10)]
-        client._link.exchange.max_frame_bytes = 1 << 20
+        client._session.link.exchange.max_frame_bytes = 1 << 20
         with pytest.raises(ConnectionLost, match="broke"):
             client.open(np.zeros(2000, np.int32), timeout_s=20)
         found += [step.token for step in slot.resume_stream(timeout_s=20)]

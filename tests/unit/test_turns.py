@@ -86,7 +86,7 @@ def test_an_interrupt_never_leaves_a_client_unusable(endpoint: str, ignored: lis
             for _ in range(300):
                 with contextlib.suppress(KeyboardInterrupt):
                     step_until_interrupted(slot, draw, ignored)
-                assert not client._turns._lock.locked()
+                assert not client._session.turns._lock.locked()
                 client.ping()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -97,17 +97,17 @@ def test_an_interrupt_never_leaves_a_client_unusable(endpoint: str, ignored: lis
 def test_an_interrupted_close_closes_all_the_same(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(script: object) -> None:
+    def interrupt(script: object, deadline: float) -> None:
         raise KeyboardInterrupt
 
     with serving(endpoint):
         client = Client(endpoint)
         client.health()
-        monkeypatch.setattr(client, "_drive", interrupt)
+        monkeypatch.setattr(client._session, "_drive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.close()
         assert "latentd-watch" not in [thread.name for thread in threading.enumerate()]
-        assert client._link.wire.is_lost
+        assert client._session.link.wire.is_lost
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

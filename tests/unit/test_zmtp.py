@@ -254,7 +254,7 @@ def test_a_frame_of_an_absurd_size_ends_the_connection(path: Path) -> None:
 
 def test_other_transports_go_through_libzmq() -> None:
     with serving("tcp://127.0.0.1:*") as running, Client(running.endpoint) as client:
-        assert isinstance(client._link.wire, ZmqWire)
+        assert isinstance(client._session.link.wire, ZmqWire)
         slot = client.open([1, 2, 3])
         assert slot.step().context_len == 4
         assert len(list(slot.stream(3))) == 3

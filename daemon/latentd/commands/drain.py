@@ -27,6 +27,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--drain-s", type=positive_float, metavar="SECONDS",
         help="time that running work gets (default: the daemon's own drain_s)",
     )  # fmt: skip
+    parser.epilog = (
+        "exit codes: 0 the daemon has left (and saved, if asked to), 1 it has not, or nothing was "
+        "saved at DIR"
+    )
     add_control(parser)
 
 

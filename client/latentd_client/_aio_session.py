@@ -1,0 +1,196 @@
+"""The asyncio client's session: moves the bytes that the scripts of `_calls` want moved, and goes
+on after a broken connection. Tasks run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+from latentd_client._aio_link import AsyncLink, forget
+from latentd_client._calls import Calls
+from latentd_client._exchange import Call
+from latentd_client._given import seconds
+from latentd_client._handshake import check_listener
+from latentd_client._session import PAUSE_S, RECOVERY_S
+from latentd_client.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    LatentdError,
+    RequestRejected,
+    SessionLost,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latentd_client._calls import Script
+    from latentd_client._exchange import Pending, Reply
+
+T = TypeVar("T")
+
+
+class AsyncSession:
+    """A connection to a daemon and a session there, from `connect` on."""
+
+    def __init__(
+        self, endpoint: str, timeout_s: float, connect_timeout_s: float, reopens: bool
+    ) -> None:
+        self.endpoint = endpoint
+        self.calls = Calls(timeout_s, reopens)
+        self.timeout_s = self.calls.timeout_s
+        self.is_closed = False
+        self.link: AsyncLink | None = None
+        self._connect_timeout_s = seconds(connect_timeout_s, "connect_timeout_s")
+        self._pid = os.getpid()
+        self._ended: asyncio.Future[None] | None = None  # of a close that has begun
+        self._mending = asyncio.Lock()
+        self._known_losses = 0
+
+    async def connect(self) -> None:
+        """Connect and say hello, once. Raises ConnectionLost, RequestRejected."""
+        if self.link is not None or self.is_closed:
+            raise ConnectionLost("a client connects once: make a new one")
+        link = self.link = AsyncLink(self.endpoint)
+        self._forgotten = weakref.finalize(self, forget, link, self._pid)
+        self._forgotten.atexit = False
+        limit_s = self._connect_timeout_s
+        try:
+            info = await self._drive(self.calls.hello(limit_s), time.monotonic() + limit_s)
+            link.watch(info, self.calls.session)
+        except BaseException as error:
+            self.is_closed = True
+            self._release()
+            if isinstance(error, DeadlineExceeded):
+                text = f"{self.endpoint} did not say hello within {limit_s:.3g} s"
+                raise ConnectionLost(text) from None
+            raise
+        link.exchange.heed(info)
+
+    async def run(self, make: Callable[[], Script[T]], timeout_s: float | None) -> T:
+        """Drive a script; where slots are opened again, make and drive it again as long as that may
+        help and there is time."""
+        limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return await self._attempt(make, deadline)
+            except LatentdError as error:
+                left_s = deadline - time.monotonic() - PAUSE_S
+                if left_s <= 0 or not self.calls.survives(error):
+                    raise
+                self.check_usable()
+            await asyncio.sleep(PAUSE_S)
+
+    async def run_now(self, script: Script[None]) -> None:
+        """Drive a script that waits for nothing, if all is well."""
+        link = self.link
+        if self.is_closed or link is None or link.losses != self._known_losses:
+            return
+        with contextlib.suppress(LatentdError):  # it is a courtesy
+            await self._drive(script, time.monotonic())
+
+    async def close(self) -> None:
+        """End the session and the connection; a second time does nothing."""
+        if self._pid != os.getpid():
+            self.is_closed = True  # the parent goes on with the session and the connection
+            return
+        if self._ended is not None:  # another task closes it
+            await asyncio.shield(self._ended)
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._ended = asyncio.get_running_loop().create_future()
+        try:
+            await self._end_session()
+        finally:  # also when it is cancelled
+            self._release()
+            self._ended.set_result(None)
+            self._ended = None
+
+    async def _end_session(self) -> None:
+        """Tell the daemon, if it is there; in another event loop without an answer."""
+        link = self.link
+        if link is None or not self.calls.session or self.calls.is_lost:
+            return
+        if link.losses != self._known_losses:
+            return
+        with contextlib.suppress(LatentdError):
+            if link.is_here():
+                await self._drive(self.calls.end_session(1.0), time.monotonic() + 1.0)
+            else:
+                call = Call("close", {"session": self.calls.session}, expect=False)
+                await link.perform(call, 1.0)
+
+    def _release(self) -> None:
+        if self.link is not None:
+            self._forgotten.detach()
+            self.link.close()
+
+    def check_usable(self) -> AsyncLink:
+        """Raise ConnectionLost when no call can be made any more, or here."""
+        if self._pid != os.getpid():
+            raise ConnectionLost("this client is of the parent process; make one after a fork")
+        if self.is_closed or self.link is None:
+            raise ConnectionLost("the client is closed" if self.is_closed else "connect first")
+        if self.calls.gone is not None:
+            raise self.calls.gone
+        return self.link
+
+    async def _attempt(self, make: Callable[[], Script[T]], deadline: float) -> T:
+        link = self.check_usable()
+        if not link.is_here():
+            raise ConnectionLost("this client belongs to another event loop; make one in each")
+        session = self.calls.session
+        try:
+            if link.losses != self._known_losses or self.calls.is_lost:
+                async with self._mending:
+                    await self._mend(link, min(deadline, time.monotonic() + RECOVERY_S))
+            session = self.calls.session
+            if self.calls.orphans:
+                await self._drive(self.calls.close_orphans(), deadline)
+            return await self._drive(make(), deadline)
+        except RequestRejected as refusal:
+            raise self.calls.note(refusal, session) from None
+
+    async def _mend(self, link: AsyncLink, deadline: float) -> None:
+        """After a broken connection: go on if the same daemon still knows the session, else with
+        another session. Raises ModelChanged."""
+        if (losses := link.losses) != self._known_losses:
+            check_listener(self.endpoint)
+            try:
+                call = Call("resume", {"session": self.calls.session})
+                await link.perform(call, max(0.0, deadline - time.monotonic()))
+            except RequestRejected as refusal:
+                if isinstance(self.calls.translate(refusal), SessionLost):
+                    self._known_losses = losses  # the connection is good
+                raise
+            self._known_losses = losses
+        if self.calls.is_lost:
+            info = await self._drive(self.calls.hello(RECOVERY_S), deadline)
+            link.exchange.heed(info)
+            link.follow(info, self.calls.session)
+
+    async def _drive(self, script: Script[T], deadline: float) -> T:
+        """Move the bytes that a script wants moved, until the deadline."""
+        try:
+            item = next(script)
+            while True:
+                try:
+                    reply = await self._move(item, deadline - time.monotonic())
+                except BaseException as error:
+                    item = script.throw(error)
+                else:
+                    item = script.send(reply)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    async def _move(self, item: Call | Pending, limit_s: float) -> Reply | None:
+        assert self.link is not None
+        if isinstance(item, Call):
+            return await self.link.perform(item, item.time(limit_s))
+        return await self.link.wait(item, item.call.time(limit_s))
