@@ -44,7 +44,8 @@ def attend(
         "latent": {"raw": 1},
         "deadline_s": calls.limit(timeout_s),
     }
-    reply = yield Call("attend", fields, [_bits(q, "q"), _bits(latent, "latent")], timeout_s)
+    call = Call("attend", fields, [_bits(q, "q"), _bits(latent, "latent")], timeout_s)
+    reply = yield from calls.ask(call)
     o, lengths = read_tensor("o", reply.header, reply.raw), reply.header.get("context_len")
     if o is None or not isinstance(lengths, list) or len(lengths) != len(pairs):
         raise ProtocolError("the daemon's reply to attend lacks o or context_len")

@@ -112,6 +112,19 @@ class Calls:
             seat = {"slot": header.get("slot"), "epoch": header.get("epoch")}
             yield Call("close", {"session": self.session, **seat}, expect=False)
 
+    def ask(self, call: Call) -> Script[Reply]:
+        """The reply to a call that may wait at the daemon; whose caller is cancelled or interrupted
+        takes it back, unless it was launched."""
+        try:
+            return (yield call)
+        except LatentdError:
+            raise
+        except BaseException:
+            if call.pending is not None:
+                request = {"session": self.session, "request": call.pending.request_id}
+                yield Call("cancel", request, expect=False)
+            raise
+
     def truncate(self, slot: BaseSlot, to: int, timeout_s: float | None) -> Script[int]:
         """Drop all tokens from position `to` on."""
         yield from ready(self, slot)

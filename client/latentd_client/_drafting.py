@@ -52,7 +52,7 @@ def _ask(
     if stop:
         fields["stop"] = stop
     fields["deadline_s"] = calls.limit(timeout_s)
-    reply = yield Call("verify", fields, raw, timeout_s)
+    reply = yield from calls.ask(Call("verify", fields, raw, timeout_s))
     verified = _read(reply.header, slot.context_len)
     slot.resample(asked.sampling)
     return verified

@@ -34,7 +34,7 @@ def step(
         fields["session"] = calls.session
         fields["deadline_s"] = calls.limit(timeout_s)
         call = Call("step", fields, raw, timeout_s)
-    reply = yield call
+    reply = yield from calls.ask(call)
     slot.resample(asked.sampling)
     if reply.results is not None:
         return slot.take(token, reply.results[0])
@@ -64,7 +64,7 @@ def step_rows(
         if slot._reader is not None or slot._opened_in is not calls.session:
             yield from ready(calls, slot)
     call = _rows_call(calls, pairs, asked, masks, timeout_s)
-    header, raw, results = yield call
+    header, raw, results = yield from calls.ask(call)
     if results is not None and len(results) == len(pairs):
         rows = zip(pairs, results, strict=True)
         return [slot.take(token, row) for (slot, token), row in rows]

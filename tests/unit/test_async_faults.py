@@ -472,3 +472,38 @@ def test_many_clients_in_threads_with_loops_of_their_own(endpoint: str) -> None:
         for thread in threads:
             thread.join(20)
     assert not failures
+
+
+@pytest.mark.parametrize("ask", ["step", "rows", "verify"])
+def test_a_cancelled_call_that_waits_at_the_daemon_is_taken_back(endpoint: str, ask: str) -> None:
+    engine = FakeEngine()
+    asks: dict[str, Callable[[AsyncClient, AsyncSlot], Coroutine[Any, Any, Any]]] = {
+        "step": lambda client, slot: slot.step(),
+        "rows": lambda client, slot: client.step([(slot, None)]),
+        "verify": lambda client, slot: slot.verify([1] * 7),
+    }
+
+    async def main() -> None:
+        async with AsyncClient(endpoint) as client:
+            slots = [await client.open([n]) for n in range(6)]
+            wait = engine.fake.wait
+
+            def slow() -> StepOutputs:
+                time.sleep(0.2)
+                return wait()
+
+            engine.fake.wait = slow  # type: ignore[method-assign]
+            before = [asyncio.create_task(slot.verify([1] * 7)) for slot in slots[:5]]
+            await asyncio.sleep(0.05)  # drafts fill a launch: the last one waits for a second
+            task = asyncio.create_task(asks[ask](client, slots[5]))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.gather(*before)
+            assert (await client.stats())["failed"] == {"cancelled": 1}
+            step = await slots[5].step()
+            assert (step.context_len, step.replayed) == (2, False)
+
+    with serving(endpoint, engine):
+        asyncio.run(main())
