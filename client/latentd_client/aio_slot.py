@@ -40,8 +40,8 @@ class AsyncSlot(BaseSlot):
         sampling: Sampling | None = None, bias: Bias | None = None, mask: Mask | None = None,
         timeout_s: float | None = None,
     ) -> Step:  # fmt: skip
-        """See `Slot.step`. A step whose task is cancelled is taken back at the daemon, unless it was
-        launched: repeat the same call safely."""
+        """See `Slot.step`. A step whose task is cancelled is taken back at the daemon if it was not
+        launched; repeat the same call safely."""
         session, extras = self._session, asked(sampling, logits, logprobs, bias, mask)
         return await session.run(
             lambda: _stepping.step(session.calls, self, token, extras, timeout_s), timeout_s
