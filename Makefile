@@ -1,4 +1,4 @@
-# make demo | test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | lint | format
+# make demo | test | systemd-test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -25,7 +25,7 @@ SETUP_TEST := $(VENV)/.test
 SETUP_COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: demo test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
+.PHONY: demo test systemd-test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory lint format clean
 
 demo: $(SETUP_DAEMON) native-cubins
 	$(PY) -m latentd demo
@@ -33,6 +33,11 @@ demo: $(SETUP_DAEMON) native-cubins
 # The order goes from quick to slow; pytest opens the wheel that was built just before.
 test: lint cubins wheel
 	LATENTD_WHEEL=build/wheel $(PY) -m pytest -m "not gpu"
+
+# The units under a systemd of its own; what was seen is in build/systemd.txt.
+systemd-test: $(SETUP_TEST)
+	mkdir -p build
+	LATENTD_TRANSCRIPT=build/systemd.txt $(PY) -m pytest -v tests/systemd tests/unit/test_systemd_units.py
 
 # Random operations on the engine, without a model or a device.
 SOAK_S ?= 3600

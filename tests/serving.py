@@ -14,7 +14,8 @@ from latentd.server import Server, ServerOptions
 from latentd_client import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import socket
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from latentd.engine import Engine
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 class Running:
     """A server and the thread that runs it; `error` is what `serve` raised."""
 
-    def __init__(self, engine: Engine, options: ServerOptions, restore: Path | None = None) -> None:
-        """`restore` is a snapshot to begin with."""
+    def __init__(
+        self, engine: Engine, options: ServerOptions, restore: Path | None = None,
+        listening: Mapping[str, socket.socket] | None = None,
+    ) -> None:  # fmt: skip
+        """`restore` is a snapshot to begin with; `listening` has sockets that are bound already."""
         self.engine = engine
-        self.server = Server(engine, options)
+        self.server = Server(engine, options, handed_over=listening)
         if restore is not None:
             assert snapshot.restore(engine, self.server.sessions, restore)
         self.server.bind()

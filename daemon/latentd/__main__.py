@@ -7,7 +7,17 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from latentd.commands import bench, check, demo, drain, generate, selftest, serve, status
+from latentd.commands import (
+    bench,
+    check,
+    demo,
+    drain,
+    generate,
+    install_units,
+    selftest,
+    serve,
+    status,
+)
 from latentd.commands.parsing import EXIT_CONFIG, EXIT_FAILED, Parser
 from latentd.endpoint import EndpointError
 from latentd.model.fields import CheckpointError
@@ -36,7 +46,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"latentd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, demo, generate, check, selftest, status, drain, bench):
+    for module in (serve, demo, generate, check, selftest, status, drain, install_units, bench):
         module.add(commands)
     return parser
 

@@ -43,7 +43,7 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
     Raises CheckpointError and StartError before any device work where that can be told, later
     StartError (driver, memory, self-test), ManifestError (cubins), DeviceFault.
     """
-    startup = StartupReport(buckets=options.buckets)
+    startup = StartupReport(report, buckets=options.buckets)
     with startup.phase("checkpoint"):
         if options.weights == "random":
             config = ModelConfig.from_dir(options.model_dir)
@@ -61,8 +61,6 @@ def start_engine(options: EngineOptions, report: Callable[[str], None]) -> Engin
             startup.selftest = run_selftest(engine).require().lines
     if options.prefix_cache:  # not before the self-test, which computes the same again and again
         engine.cache_prefixes()
-    for name, seconds in startup.phases.items():
-        report(f"{name}: {seconds:.2f} s")
     return engine
 
 

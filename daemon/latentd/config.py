@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from latentd.options import MAX_PREFILL_CHUNK, PREFILL_CHUNKS, PREFILL_ROWS, EngineOptions
+from latentd import options
+from latentd.options import EngineOptions, LifeOptions
 from latentd.settings import ConfigError, Setting
 from latentd.work import ServerOptions
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
@@ -91,9 +92,9 @@ class Config:
         Setting(
             "memory",
             "most prompt rows of one launch; 0 takes "
-            + ", ".join(f"{rows} on {device}" for device, rows in PREFILL_CHUNKS.items()),
+            + ", ".join(f"{rows} on {device}" for device, rows in options.PREFILL_CHUNKS.items()),
             "int",
-            high=MAX_PREFILL_CHUNK,
+            high=options.MAX_PREFILL_CHUNK,
         ),
     ] = 0
     prefill_rows: Annotated[
@@ -101,9 +102,9 @@ class Config:
         Setting(
             "memory",
             "most prompt rows between two steps, which wait for them; 0 takes "
-            + ", ".join(f"{rows} on {device}" for device, rows in PREFILL_ROWS.items()),
+            + ", ".join(f"{rows} on {device}" for device, rows in options.PREFILL_ROWS.items()),
             "int",
-            high=MAX_PREFILL_CHUNK,
+            high=options.MAX_PREFILL_CHUNK,
         ),
     ] = 0
 
@@ -163,6 +164,7 @@ class Config:
             "where SIGTERM saves all slots and sessions before the daemon leaves; without it they "
             "are lost",
             "path",
+            reloadable=True,
         ),
     ] = None
     restore: Annotated[
@@ -207,8 +209,12 @@ class Config:
         """Where and how the server serves."""
         return ServerOptions(**self._shared(ServerOptions))
 
-    def _shared(self, options: type[EngineOptions | ServerOptions]) -> dict[str, Any]:
-        names = {item.name for item in fields(options)} & SETTINGS.keys()
+    def life_options(self) -> LifeOptions:
+        """How the daemon ends and begins."""
+        return LifeOptions(**self._shared(LifeOptions))
+
+    def _shared(self, kind: type[EngineOptions | ServerOptions | LifeOptions]) -> dict[str, Any]:
+        names = {item.name for item in fields(kind)} & SETTINGS.keys()
         return {name: getattr(self, name) for name in names}
 
 

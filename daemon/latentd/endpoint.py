@@ -38,14 +38,15 @@ class Bindable(Protocol):
 class Binding:
     """One endpoint, bound and locked until `release`. `endpoint` is where clients connect."""
 
-    def __init__(self, socket: Bindable, endpoint: str) -> None:
-        """Bind the socket. Raises EndpointError."""
+    def __init__(self, socket: Bindable, endpoint: str, is_bound: bool = False) -> None:
+        """Bind the socket. With `is_bound` a path is only locked: the service manager has bound it
+        and takes it away (`handed_over`). Raises EndpointError."""
         self.endpoint = endpoint
         self._path: str | None = None
         self._lock = -1
         try:
             if endpoint.startswith("ipc://"):
-                self._bind_path(socket, endpoint[6:])
+                self._bind_path(socket, endpoint[6:], is_bound)
             elif endpoint.startswith("tcp://"):
                 _check_address(endpoint)
                 socket.bind(endpoint)
@@ -61,7 +62,7 @@ class Binding:
             self.release()
             raise
 
-    def _bind_path(self, socket: Bindable, path: str) -> None:
+    def _bind_path(self, socket: Bindable, path: str, is_bound: bool) -> None:
         size = len(os.fsencode(path))
         if size > MAX_PATH_BYTES:
             raise EndpointError(
@@ -72,6 +73,8 @@ class Binding:
             raise EndpointError(f"endpoint {self.endpoint}: the path must be absolute")
         _check_directory(os.path.dirname(path))
         self._take_lock(path)
+        if is_bound:
+            return
         if os.path.lexists(path):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise EndpointError(f"{path} exists and is not a socket; it is left alone")
@@ -134,7 +137,7 @@ def _check_directory(directory: str) -> None:
 
 @functools.cache
 def _warn_once(directory: str, mode: int) -> None:
-    """Both sockets lie in one directory, and are bound twice (see `serve.check_endpoints`)."""
+    """Both sockets lie in one directory, and are bound twice (see `preflight`)."""
     log.warning(
         "socket directory %s has mode %04o: everybody on this machine can look into it; "
         "expected is 0750", directory, mode,

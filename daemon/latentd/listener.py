@@ -18,6 +18,8 @@ from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from latentd.routing import Message, Router
     from latentd.work import ServerOptions
 
@@ -27,8 +29,11 @@ class Listener:
     control thread's; `wake` may be called on any thread and in a signal handler. `pulse` is there
     when the data socket is of libzmq and the engine may poll."""
 
-    def __init__(self, options: ServerOptions) -> None:
-        """Bind both. Raises EndpointError."""
+    def __init__(
+        self, options: ServerOptions, handed_over: Mapping[str, socket.socket] | None = None
+    ) -> None:
+        """Bind both, but for those of `handed_over`, which listen already. Raises EndpointError."""
+        self._handed_over = handed_over or {}
         self._context = zmq.Context()
         self._bindings: list[Binding] = []
         self.pulse: Pulse | None = None
@@ -51,11 +56,14 @@ class Listener:
         self._is_fresh = False  # a message was received since the last wait
 
     def _bind(self, endpoint: str, max_frame_bytes: int, max_frames: int) -> Router:
-        """A bound socket."""
+        """A socket that listens."""
         if endpoint.startswith("ipc://"):
             ours = ZmtpRouter(max_frame_bytes, max_frames)
             self._routers.append(ours)
-            self._bindings.append(Binding(ours, endpoint))
+            listening = self._handed_over.get(endpoint)
+            self._bindings.append(Binding(ours, endpoint, is_bound=listening is not None))
+            if listening is not None:
+                ours.adopt(listening)
             return ours
         theirs = make_router(self._context, max_frame_bytes, endpoint.startswith("tcp://["))
         self._routers.append(router := ZmqRouter(theirs, max_frames))

@@ -6,10 +6,14 @@ import contextlib
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+LOADING_S: Final = 600.0
+"""How long start-up or saving may go on without a word before the manager takes it for hung."""
 
 
 class Notifier:
@@ -35,8 +39,8 @@ class Notifier:
         ):
             sender.sendto("\n".join(lines).encode(), self._address)
 
-    def loading(self, status: str, extend_s: float = 120.0) -> None:
-        """Say what start-up is doing, and ask for `extend_s` seconds from now to go on."""
+    def loading(self, status: str, extend_s: float = LOADING_S) -> None:
+        """Say what start or stop is doing, and ask for `extend_s` seconds from now to go on."""
         self.send(STATUS=status, EXTEND_TIMEOUT_USEC=int(extend_s * 1e6))
 
     def tick(self) -> None:

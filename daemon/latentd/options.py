@@ -67,3 +67,13 @@ class EngineOptions:
     def max_rows(self) -> int:
         """Most rows of one launch."""
         return max(self.max_slots, self.prefill_chunk)
+
+
+@dataclass(frozen=True)
+class LifeOptions:
+    """How the daemon ends and begins: the time that running work gets, where slots are saved, and
+    where the last ones are. A reload may change all but `restore`."""
+
+    drain_s: float = 30.0
+    save: Path | None = None
+    restore: Path | None = None

@@ -9,37 +9,34 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
-from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
-import zmq
 
-from latentd import snapshot, snapshot_files
+from latentd import handed_over, snapshot, snapshot_files
 from latentd.backend import start_engine
-from latentd.endpoint import Binding, EndpointError
 from latentd.leaving import leaving_on_device_fault
+from latentd.preflight import check_endpoints, raise_file_limit
 from latentd.server import Server
 from latentd.snapshot_files import SnapshotError
 from latentd.summary import summary_lines
-from latentd_client import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import FrameType
 
     from latentd.engine import Engine
     from latentd.notify import Notifier
-    from latentd.options import EngineOptions
+    from latentd.options import EngineOptions, LifeOptions
     from latentd.server import ServerOptions
 
 EXIT_UNSAVED: Final = 74
 """EX_IOERR of sysexits.h: the daemon has left as asked, but could not save; not restarted."""
+STOP_MARGIN_S: Final = 30.0
+"""What the last launch and the last replies may take once the time of a drain is over."""
 SWITCH_INTERVAL_S = 1e-4
 """How long another thread may hold the interpreter while the engine waits for it (measured:
 a burst of pure Python stalls the engine 5-9 ms with the default of 5 ms, 0.7-4.7 with this)."""
@@ -48,22 +45,21 @@ log = logging.getLogger("latentd")
 
 
 class Daemon:
-    """One serving process. `reload` reads the configuration again and returns the new drain_s;
-    it raises ValueError when that cannot be used. Slots are saved at `save` and were at `restore`.
-    """
+    """One serving process. `reload` reads the configuration again and returns what may change
+    while serving; it raises ValueError or SnapshotError when that cannot be used, and nothing has
+    changed then."""
 
     def __init__(
-        self, drain_s: float, reload: Callable[[], float], notifier: Notifier,
-        save: Path | None = None, restore: Path | None = None,
-    ) -> None:  # fmt: skip
-        self._save_to = None if save is None else save.absolute()
-        self._restore_from = None if restore is None else restore.absolute()
+        self, options: LifeOptions, reload: Callable[[], LifeOptions], notifier: Notifier
+    ) -> None:
+        self._restore_from = None if options.restore is None else options.restore.absolute()
         self._is_saving = False
-        self._drain_s = drain_s
         self._reload = reload
         self._notifier = notifier
         self._server: Server | None = None
+        self._status = ""
         self._is_stopping = False
+        self._take_over(options)
 
     def run(self, engine_options: EngineOptions, server_options: ServerOptions) -> int:
         """Start, serve until a signal, and return the exit code. Raises what start-up raises."""
@@ -72,7 +68,8 @@ class Daemon:
         signal.signal(signal.SIGHUP, self._hang_up)
         begin = time.monotonic()
         raise_file_limit()
-        check_endpoints(server_options)
+        listening = handed_over.take()
+        check_endpoints(server_options, listening)
         if self._save_to is not None:
             snapshot_files.check_target(self._save_to)
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core for the sockets
@@ -84,7 +81,9 @@ class Daemon:
                     raise
             if self._is_stopping:  # whatever failed on the way out, or took the SystemExit
                 return 0
-            server = self._server = Server(engine, server_options, on_tick=self._notifier.tick)
+            tick = self._notifier.tick
+            server = self._server = Server(engine, server_options, tick, listening)
+            server.drain_s = self._drain_s
             held = self._restore(engine, server)
             if self._is_stopping:
                 return 0  # and the snapshot stays for another start
@@ -97,7 +96,8 @@ class Daemon:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             gc.collect()
             gc.freeze()
-            self._notifier.send(READY=1, STATUS=f"serving {engine.info.name}")
+            self._status = f"serving {engine.info.name}"
+            self._notifier.send(READY=1, STATUS=self._status)
             server.serve()
             self._notifier.send(STOPPING=1)
             code = self._save(engine, server)
@@ -157,36 +157,25 @@ class Daemon:
             return
         self._is_stopping = True
         log.info("%s: draining for at most %g s", signal.Signals(number).name, self._drain_s)
-        self._notifier.send(STOPPING=1, STATUS="draining")
+        self._notifier.send(STOPPING=1)
+        self._notifier.loading("draining", self._drain_s + STOP_MARGIN_S)
         self._server.stop(self._drain_s)
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         """SIGHUP: take over what can change without a restart."""
         self._notifier.reloading()
+        status = self._status
         try:
-            self._drain_s = self._reload()
-        except ValueError as error:
+            self._take_over(self._reload())
+        except (ValueError, SnapshotError) as error:
             log.error("reload failed, the old settings stay: %s", error)
+            status = f"{status}; reload failed: {error}"
+        if self._status and not self._is_stopping:
+            self._notifier.send(READY=1, STATUS=status)
+
+    def _take_over(self, options: LifeOptions) -> None:
+        """Have these settings from now on."""
+        self._save_to = None if options.save is None else options.save.absolute()
+        self._drain_s = options.drain_s
         if self._server is not None:
-            self._notifier.send(READY=1)
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as it may, usually far more than the 1024 of a shell:
-    libzmq aborts the process when a client connects and no descriptor is left."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = 1 << 20 if hard == resource.RLIM_INFINITY else hard
-    with suppress(OSError, ValueError):  # then the limit stays as it was
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def check_endpoints(options: ServerOptions) -> None:
-    """Bind both endpoints and let go of them, so that a path that cannot be served is refused
-    before weights are loaded. Raises EndpointError."""
-    control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
-    if control == options.endpoint and control.startswith("ipc://"):
-        raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
-    with zmq.Context() as context, ExitStack() as bound:
-        for endpoint in (options.endpoint, control):
-            router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
-            bound.callback(Binding(router, endpoint).release)
+            self._server.drain_s = options.drain_s

@@ -27,7 +27,8 @@ from latentd.work import ServerOptions, Work
 from latentd_client.errors import LatentdError, RequestRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from latentd.engine_protocol import EngineProtocol
@@ -60,10 +61,15 @@ class Server:
     def __init__(
         self, engine: EngineProtocol, options: ServerOptions,
         on_tick: Callable[[], None] | None = None,
+        handed_over: Mapping[str, socket.socket] | None = None,
     ) -> None:  # fmt: skip
-        """`on_tick` is called on the engine thread a few times a second (the watchdog)."""
+        """`on_tick` is called on the engine thread a few times a second (the watchdog);
+        `handed_over` has sockets that listen already, by endpoint."""
         self._engine = engine
         self._options = options
+        self._handed_over = handed_over
+        self.drain_s = options.drain_s
+        """Time for running work when the control socket is asked to drain without naming one."""
         self.sessions = Sessions(options.lease_s, options.grace_s)
         self.save_to: Path | None = None
         """Where whoever asked for the drain wants to have the slots saved."""
@@ -93,7 +99,7 @@ class Server:
     def bind(self) -> None:
         """Bind both sockets and start the control thread. Raises EndpointError."""
         options = self._options
-        listener = self._listener = Listener(options)
+        listener = self._listener = Listener(options, self._handed_over)
         sessions = self.sessions
         self._outbox = Outbox(listener.router)
         self._work = Work(self._engine, options, sessions, self._outbox, self.control_endpoint)
@@ -249,7 +255,7 @@ class Server:
     def _drain(self, drain_s: float | None, save_to: Path | None) -> None:
         if save_to is not None:
             self.save_to = save_to
-        self.stop(self._options.drain_s if drain_s is None else drain_s)
+        self.stop(self.drain_s if drain_s is None else drain_s)
 
     def _post(self, action: Callable[[], None]) -> None:
         """Have the engine thread do something in its next turn."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @dataclass
 class StartupReport:
-    """Filled by `start_engine`, phase by phase."""
+    """Filled by `start_engine`, phase by phase; `tell` hears when one begins."""
 
+    tell: Callable[[str], None] = lambda text: None
     device: str = ""
     why: str = ""  # why this backend was chosen
     phases: dict[str, float] = field(default_factory=dict)  # seconds, in order
@@ -35,6 +36,7 @@ class StartupReport:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase."""
+        self.tell(f"starting: {name}")
         start_s = time.perf_counter()
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - start_s

@@ -42,6 +42,10 @@ class Crowd:
         """Listen. Raises OSError."""
         self._door.bind(path)
 
+    def adopt(self, listening: socket.socket) -> None:
+        """Take connections from a socket that listens already."""
+        self._door.adopt(listening)
+
     def is_door(self, fd: int) -> bool:
         """Whether that is where connections come in."""
         return fd == self._door.fileno()

@@ -39,6 +39,13 @@ class Door:
         self._socket.listen(BACKLOG)
         self._epoll.register(self._socket, select.EPOLLIN)
 
+    def adopt(self, listening: socket.socket) -> None:
+        """Take connections from a socket that listens already. It is ours from now on."""
+        self._socket.close()
+        self._socket = listening
+        listening.setblocking(False)
+        self._epoll.register(listening, select.EPOLLIN)
+
     def fileno(self) -> int:
         """The listening socket's descriptor."""
         return self._socket.fileno()

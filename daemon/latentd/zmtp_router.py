@@ -56,6 +56,10 @@ class ZmtpRouter:
         """Listen on an ipc endpoint. Raises OSError."""
         self._crowd.bind(endpoint.removeprefix("ipc://"))
 
+    def adopt(self, listening: socket.socket) -> None:
+        """Serve a socket that listens already, instead of `bind`. It is ours from now on."""
+        self._crowd.adopt(listening)
+
     def receive(self) -> Message | None:
         """See Router.receive."""
         if not self._ready:

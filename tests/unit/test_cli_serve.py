@@ -281,7 +281,8 @@ def test_sighup_reads_the_log_level_again(tmp_path: Path, tiny: Path) -> None:
         child.wait_ready(START_S, lambda status: None)
         file.write_text("log_level = 'debug'\ndrain_s = 1.5\nspin_us = 9\n")
         child.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "log_level debug, drain_s 1.5" in child.log.read_text())
+        reloaded = "reloaded: drain_s 1.5, save None, log_level debug"
+        wait_for(lambda: reloaded in child.log.read_text())
         assert "spin_us has changed; a restart is needed" in child.log.read_text()
         file.write_text("log_level = 'loud'\n")
         child.process.send_signal(signal.SIGHUP)

@@ -139,7 +139,7 @@ from pathlib import Path
 import latentd.serve
 from fakes import FakeEngine
 from latentd.notify import Notifier
-from latentd.options import EngineOptions
+from latentd.options import EngineOptions, LifeOptions
 from latentd.startup import StartupReport
 from latentd.work import ServerOptions
 
@@ -154,7 +154,7 @@ def read_pages(pages):
     time.sleep(60)
 
 latentd.serve.start_engine = start_engine
-daemon = latentd.serve.Daemon(1.0, lambda: 1.0, Notifier(), Path(sys.argv[2]))
+daemon = latentd.serve.Daemon(LifeOptions(1.0, Path(sys.argv[2])), LifeOptions, Notifier())
 sys.exit(daemon.run(EngineOptions(Path("/x")), ServerOptions(endpoint=sys.argv[1])))
 """
 

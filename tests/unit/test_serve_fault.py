@@ -20,7 +20,7 @@ from pathlib import Path
 import latentd.serve
 from fakes import FakeEngine
 from latentd.notify import Notifier
-from latentd.options import EngineOptions
+from latentd.options import EngineOptions, LifeOptions
 from latentd.startup import StartupReport
 from latentd.work import ServerOptions
 
@@ -38,7 +38,7 @@ def start_engine(options, report):
     return engine
 
 latentd.serve.start_engine = start_engine
-daemon = latentd.serve.Daemon(1.0, lambda: 1.0, Notifier())
+daemon = latentd.serve.Daemon(LifeOptions(1.0), LifeOptions, Notifier())
 sys.exit(daemon.run(EngineOptions(Path("/x")), ServerOptions(endpoint=sys.argv[1])))
 """
 
@@ -91,7 +91,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 def test_start_is_announced_step_by_step_and_the_watchdog_is_fed(manager: Manager) -> None:
     until_ready = manager.wait_for("READY=1")
-    assert "STATUS=weights: 50 %\nEXTEND_TIMEOUT_USEC=120000000" in until_ready
+    assert "STATUS=weights: 50 %\nEXTEND_TIMEOUT_USEC=600000000" in until_ready
     assert not any("WATCHDOG=1" in message for message in until_ready)
     for _ in range(3):
         manager.wait_for("WATCHDOG=1")
@@ -112,7 +112,7 @@ def test_a_device_fault_is_told_to_clients_and_ends_the_process_with_70(manager:
 
 
 def test_the_daemon_takes_all_files_that_it_may_open() -> None:
-    from latentd.serve import raise_file_limit
+    from latentd.preflight import raise_file_limit
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -8,9 +8,13 @@ import pytest
 
 from latentd.config import Config
 from latentd.sources import load
+from latentd_client.protocol import DEFAULT_ENDPOINT, control_endpoint
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = ("latentd.service", "latentd@.service")
+SOCKETS = ("latentd.socket", "latentd@.socket")
+MOST_EXPOSED = 2.5
+"""Of 10, as `systemd-analyze security` counts."""
 TARGETS = Path("/usr/lib/systemd/system")
 
 
@@ -29,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     """A root directory with the units, stand-ins for the programs and the standard targets."""
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
-    for unit in UNITS:
+    for unit in (*UNITS, *SOCKETS, "latentd-directory@.service"):
         shutil.copy(SYSTEMD / unit, units)
         for program in re.findall(r"^Exec\w+=[-+@]*(\S+)", (SYSTEMD / unit).read_text(), re.M):
             stand_in = tmp_path / program.lstrip("/")
@@ -44,16 +48,26 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
+def analyze(root: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("systemd-analyze") is None or not TARGETS.is_dir():
         pytest.skip("systemd-analyze or the standard units are not installed")
     return subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", f"--root={root}", unit],
+        ["systemd-analyze", verb, f"--root={root}", *arguments],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("unit", ["latentd.service", "latentd@0.service"])
+def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
+    return analyze(root, "verify", "--man=no", unit)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "latentd.service", "latentd@0.service", "latentd.socket", "latentd@0.socket",
+        "latentd-directory@latentd.service",
+    ],
+)  # fmt: skip
 def test_systemd_accepts_the_unit_without_a_word(root: Path, unit: str) -> None:
     done = verify(root, unit)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -66,13 +80,30 @@ def test_this_check_would_see_an_unknown_key(root: Path) -> None:
     assert "Nicee" in done.stdout + done.stderr
 
 
-def test_the_template_differs_from_the_service_in_names_only() -> None:
-    plain = set(lines("latentd.service"))
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_exposure_that_systemd_finds_is_low(root: Path, unit: str) -> None:
+    done = analyze(root, "security", "--offline=true", "--no-pager", unit.replace("@", "@0"))
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) < MOST_EXPOSED
+
+
+@pytest.mark.parametrize(
+    ("plain", "template", "differing"),
+    [
+        ("latentd.service", "latentd@.service", {"Description", "Environment", "ExecStartPre"}),
+        ("latentd.socket", "latentd@.socket", {"Description"}),
+    ],
+    ids=["service", "socket"],
+)
+def test_a_template_differs_from_the_plain_unit_in_names_only(
+    plain: str, template: str, differing: set[str]
+) -> None:
     instance = {
-        line.replace("-%i", "").replace("%i", "latentd") for line in lines("latentd@.service")
+        line.replace("-%i", "").replace("@%i", "").replace("%i", "latentd")
+        for line in lines(template)
     }
-    differing = {line.split("=")[0] for line in plain ^ instance}
-    assert differing == {"Description", "Environment"}
+    assert {line.split("=")[0] for line in set(lines(plain)) ^ instance} == differing
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -85,20 +116,38 @@ def test_a_bad_configuration_is_not_restarted_and_a_device_error_is(unit: str) -
 def test_the_unit_waits_for_ready_and_gives_a_drain_its_time(unit: str) -> None:
     assert setting(unit, "Type") == "notify"
     assert float(setting(unit, "TimeoutStopSec")) > Config().drain_s
-    assert setting(unit, "RuntimeDirectoryMode") == "0750"
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
-    "key", ["PrivateDevices", "ProtectClock", "MemoryDenyWriteExecute", "ProcSubset"]
+    "key", ["PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute", "ProcSubset"]
 )
 def test_the_unit_sets_nothing_that_breaks_cuda_or_torch(unit: str, key: str) -> None:
     assert not any(line.startswith(key + "=") for line in lines(unit))
 
 
-def test_the_service_looks_where_the_defaults_put_the_socket() -> None:
-    assert Config().endpoint == "ipc:///run/latentd/latentd.sock"
-    assert setting("latentd.service", "RuntimeDirectory") == "latentd"
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_daemon_may_open_the_devices_of_nvidia_and_no_others(unit: str) -> None:
+    assert setting(unit, "DevicePolicy") == "closed"
+    assert setting(unit, "DeviceAllow") == "char-nvidia* rwm"
+    # All but nvidia-modprobe, which makes them, runs without the right to make device nodes.
+    assert setting(unit, "CapabilityBoundingSet") == ""
+
+
+def test_systemd_listens_where_the_defaults_put_the_sockets() -> None:
+    paths = [line.split("=")[1] for line in lines("latentd.socket") if "ListenStream=" in line]
+    assert {f"ipc://{path}" for path in paths} == {
+        DEFAULT_ENDPOINT,
+        control_endpoint(DEFAULT_ENDPOINT),
+    }
+    assert setting("latentd.service", "ReadWritePaths") == "/run/latentd"
+
+
+def test_the_sockets_are_for_the_group_in_a_directory_for_the_group() -> None:
+    assert [setting("latentd.socket", f"Socket{key}") for key in ("User", "Group", "Mode")] == [
+        "latentd", "latentd", "0660",
+    ]  # fmt: skip
+    assert setting("latentd-directory@.service", "RuntimeDirectoryMode") == "0750"
 
 
 def test_the_account_of_the_units_is_created() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -17,10 +18,14 @@ from latentd.commands.parsing import (
 )
 from latentd.config import SETTINGS
 from latentd.notify import Notifier
+from latentd.snapshot_files import check_target
 from latentd.sources import unknown_variables
 
 if TYPE_CHECKING:
     import argparse
+
+    from latentd.config import Config
+    from latentd.options import LifeOptions
 
 log = logging.getLogger("latentd")
 
@@ -35,25 +40,37 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
     config = read_config(args)
+    notifier = Notifier()
+    notifier.loading("starting")  # torch alone takes seconds to import, minutes from a cold disk
+    faulthandler.enable()  # the watchdog's SIGABRT leaves the stacks of all threads in the log
     require_daemon("serve")
     start_logging(config.log_level)
     for line in unknown_variables():
         log.warning("%s", line)
     from latentd.serve import Daemon  # needs torch
 
-    engine_options, server_options = config.engine_options(), config.server_options()
+    def reload() -> LifeOptions:
+        return reread(args, config).life_options()
 
-    def reload() -> float:
-        fresh = read_config(args)
-        logging.getLogger().setLevel(fresh.log_level.upper())
-        for name, row in SETTINGS.items():
-            if not row.reloadable and getattr(fresh, name) != getattr(config, name):
-                log.warning("%s has changed; a restart is needed for it", name)
-        log.info("reloaded: log_level %s, drain_s %g", fresh.log_level, fresh.drain_s)
-        return fresh.drain_s
+    daemon = Daemon(config.life_options(), reload, notifier)
+    return daemon.run(config.engine_options(), config.server_options())
 
-    daemon = Daemon(config.drain_s, reload, Notifier(), config.save, config.restore)
-    return daemon.run(engine_options, server_options)
+
+def reread(args: argparse.Namespace, config: Config) -> Config:
+    """Read the configuration of a running daemon again: the log level changes at once, what else
+    may change is the caller's, and what may not is named. Raises ConfigError, or SnapshotError
+    where nothing could be saved; then nothing has changed."""
+    fresh = read_config(args)
+    if fresh.save is not None:
+        check_target(fresh.save.absolute())
+    changed = [name for name in SETTINGS if getattr(fresh, name) != getattr(config, name)]
+    for name in changed:
+        if not SETTINGS[name].reloadable:
+            log.warning("%s has changed; a restart is needed for it", name)
+    logging.getLogger().setLevel(fresh.log_level.upper())
+    values = {name: getattr(fresh, name) for name, row in SETTINGS.items() if row.reloadable}
+    log.info("reloaded: %s", ", ".join(f"{name} {value}" for name, value in values.items()))
+    return fresh
 
 
 def start_logging(level: str) -> None:

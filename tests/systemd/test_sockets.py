@@ -1,0 +1,112 @@
+"""Who can reach the sockets under a real systemd, when they are there, and what the daemon itself
+can reach; latentd.socket, and an instance of latentd@.service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from latentd_client import Client
+from service_manager import wait_until
+
+if TYPE_CHECKING:
+    from service_manager import Manager
+
+UNIT = "latentd.service"
+STATUS = ("/opt/lab/bin/latentd", "status")
+AS_STRANGER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+def listing(manager: Manager, folder: str) -> dict[str, str]:
+    """Owner, group and mode of a directory of sockets, and of each socket in it."""
+    output = manager.run("find", folder, "-printf", "%f %y %u:%g %m\n")
+    lines = (line.split(" ", 1) for line in output.splitlines())
+    return {name: rest for name, rest in lines if not name.endswith(".lock")}
+
+
+def wait_until_gone(manager: Manager, folder: str) -> None:
+    """Wait for the unit of the directory, which stops behind those that need it."""
+    wait_until(lambda: not (manager.root / folder).exists())
+    manager.run("ls", f"/{folder}", expect=2)
+
+
+def owned(folder: str) -> dict[str, str]:
+    """What `listing` should find."""
+    sockets = dict.fromkeys(("latentd.sock", "latentd.ctl"), "s latentd:latentd 660")
+    return {folder: "d latentd:latentd 750", **sockets}
+
+
+def test_members_of_the_group_are_served_and_strangers_are_not(running: Manager) -> None:
+    running.note("A member of the group latentd, and a stranger.")
+    group = running.run("getent", "group", "latentd").split(":")[2]
+    member = ("setpriv", "--reuid=65534", "--regid=65534", f"--groups={group}")
+    assert running.run(*member, *STATUS).startswith("ready")
+    output = running.run(*AS_STRANGER, *STATUS, expect=1)
+    assert "Permission denied" in output or "no daemon" in output
+
+
+def test_the_daemon_runs_without_privileges_and_sees_no_devices_but_its_own(
+    running: Manager,
+) -> None:
+    running.note("What the daemon may do.")
+    pid = running.show(UNIT, "MainPID")["MainPID"]
+    wanted = "^(Uid|CapEff|CapBnd|NoNewPrivs|Seccomp):"
+    status = running.run("grep", "-E", wanted, f"/proc/{pid}/status")
+    fields = dict(line.split(":\t") for line in status.splitlines())
+    user = str((running.root / "run/latentd").stat().st_uid)
+    assert fields["Uid"].split() == [user] * 4
+    assert fields["CapEff"] == fields["CapBnd"] == "0" * 16
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    running.run("mknod", "-m", "666", "/dev/foreign", "c", "1", "11")
+    look = "cat /proc/self/cgroup; : < /dev/null && echo null && : < /dev/foreign && echo foreign"
+    assert "foreign" in running.run("sh", "-c", look)
+    enter = "echo $$ > /sys/fs/cgroup/system.slice/latentd.service/cgroup.procs; "
+    output = running.run("sh", "-c", enter + look, expect=2)
+    assert "null\n" in output
+    assert "Operation not permitted" in output
+
+
+def test_the_directory_and_the_sockets_have_owner_and_mode_and_go_away(running: Manager) -> None:
+    running.note("The directory and the sockets, which go when the daemon stops.")
+    assert listing(running, "/run/latentd") == owned("latentd")
+    running.run("systemctl", "stop", UNIT)
+    wait_until_gone(running, "run/latentd")
+
+
+def test_a_client_starts_the_daemon_through_its_socket_and_waits_for_a_restart(
+    stopped: Manager,
+) -> None:
+    stopped.note("Socket activation: the first client starts the daemon.")
+    stopped.run("systemctl", "start", "latentd.socket")
+    assert listing(stopped, "/run/latentd") == owned("latentd")
+    assert stopped.show(UNIT, "ActiveState") == {"ActiveState": "inactive"}
+    where = f"ipc://{stopped.root}/run/latentd/latentd.sock"
+    with Client(where, connect_timeout_s=60) as client:
+        assert client.open([1, 2, 3]).context_len == 3
+    assert listing(stopped, "/run/latentd") == owned("latentd")
+    stopped.note("It crashes; who connects before it is back, waits in the socket.")
+    before = stopped.show(UNIT, "MainPID")["MainPID"]
+    stopped.run("systemctl", "kill", "--signal=SIGKILL", UNIT)
+    with Client(where, connect_timeout_s=60) as client:
+        assert client.open([1, 2, 3]).context_len == 3
+    assert stopped.show(UNIT, "MainPID", "ActiveState")["MainPID"] != before
+    stopped.note("Stopping the daemon leaves its socket, stopping the socket removes it.")
+    stopped.run("systemctl", "stop", UNIT)
+    assert listing(stopped, "/run/latentd") == owned("latentd")
+    stopped.run("systemctl", "stop", "latentd.socket")
+    wait_until_gone(stopped, "run/latentd")
+
+
+def test_an_instance_has_its_own_settings_device_and_sockets(stopped: Manager) -> None:
+    stopped.note("An instance of the templates.")
+    text = (stopped.root / "etc/latentd/latentd.toml").read_text().replace("tiny", "second")
+    (stopped.root / "etc/latentd/1.toml").write_text(text.replace("/saved/", "/saved-1/"))
+    stopped.run("systemctl", "start", "latentd@1.socket")
+    with Client(f"ipc://{stopped.root}/run/latentd-1/latentd.sock", connect_timeout_s=60) as client:
+        assert client.info.model == "second"
+    assert listing(stopped, "/run/latentd-1") == owned("latentd-1")
+    pid = stopped.show("latentd@1", "MainPID")["MainPID"]
+    devices = f"tr '\\000' '\\n' < /proc/{pid}/environ | grep ^CUDA_[DV]"
+    environ = stopped.run("sh", "-c", devices).split()
+    assert sorted(environ) == ["CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1"]
+    stopped.run("systemctl", "stop", "latentd@1.socket")
+    wait_until_gone(stopped, "run/latentd-1")
