@@ -10,11 +10,12 @@ from unittest.mock import patch
 import torch
 
 import scenarios
+from engine_calls import admit_step
 from latentd.operations import (
     AttendDone,
     OpenDone,
     SamplingParams,
-    StepDone,
+    StepRequest,
     StreamRequest,
     StreamTokens,
 )
@@ -48,9 +49,9 @@ def a_stream_has_the_bits_of_steps(
     slot = scenarios.open_slot(engine, prompt, sampling)
     expected = Outcome()
     for _ in range(steps):
-        engine.admit_step(*_seat(slot), slot.length, None, None, False)
+        admit_step(engine, *_seat(slot), slot.length)
         (done,) = scenarios.run_all(engine)
-        assert isinstance(done, StepDone)
+        assert isinstance(done, StepRequest)
         _note(expected, [done.token], [done.logprob])
         slot.length, slot.token = done.context_len, done.token
     _close(engine, slot, expected)
@@ -118,7 +119,7 @@ def _stream_beside(
                 if event.end is not None:
                     scenarios.run_all(engine)
                     return found
-            elif isinstance(event, StepDone) or getattr(event, "end", None) is not None:
+            elif isinstance(event, StepRequest) or getattr(event, "end", None) is not None:
                 assert not isinstance(event, AttendDone)
                 mate = running.pop(event.request)
                 mate.length = event.context_len  # type: ignore[union-attr]
@@ -129,7 +130,7 @@ def _stream_beside(
 
 def _admit(engine: Engine, mate: Tracked, steps: int) -> object:
     if mate.request.slot_id % 7 == 6:
-        return engine.admit_step(*_seat(mate), mate.length, None, None, False)
+        return admit_step(engine, *_seat(mate), mate.length)
     request = StreamRequest(*_seat(mate), mate.length, steps, scenarios.NO_STOP, steps)
     return engine.admit_stream(request, None, None)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import scenarios
-from latentd.operations import StepDone, StreamRequest, StreamTokens
+from engine_calls import admit_step
+from latentd.operations import StepRequest, StreamRequest, StreamTokens
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _finish(engine: Engine, batch: Batch, steps: list[StepRequest]) -> list[byte
             cancelled.token = event.tokens[-1] if event.tokens else cancelled.token
             ends.append(event.end)
         else:
-            assert isinstance(event, StepDone)
+            assert isinstance(event, StepRequest)
             assert event.logits is not None
             found[id(event.request)] = event.logits.tobytes()
     assert ends[-1] == "cancelled"
@@ -125,7 +126,7 @@ def _finish(engine: Engine, batch: Batch, steps: list[StepRequest]) -> list[byte
 
 
 def _admit(engine: Engine, slot: Tracked, token: int) -> StepRequest:
-    return engine.admit_step(*_seat(slot), slot.length, token, None, True)
+    return admit_step(engine, *_seat(slot), slot.length, token, None, True)
 
 
 def _seat(slot: Tracked) -> tuple[int, int]:

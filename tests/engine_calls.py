@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from latentd.operations import OpenDone, SamplingParams, StepDone
+from latentd.extras import NO_EXTRAS
+from latentd.operations import OpenDone, SamplingParams, StepRequest
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd.engine import Engine
+    from latentd.extras import Extras
     from latentd.operations import Event, OpenRequest, SlotState
 
 GREEDY = SamplingParams()
@@ -34,13 +36,21 @@ def open_slot(engine: Engine, prompt: list[int]) -> OpenRequest:
     return request
 
 
+def admit_step(
+    engine: Engine, slot_id: int, epoch: int, pos: int, token: int | None = None,
+    sampling: SamplingParams | None = None, logits: bool = False, extras: Extras = NO_EXTRAS,
+) -> StepRequest:  # fmt: skip
+    """Queue one row; the request is the event of its end."""
+    return engine.admit_step(StepRequest(slot_id, epoch, pos, logits, extras), token, sampling)
+
+
 def step(
     engine: Engine, slot: OpenRequest | SlotState, pos: int, token: int | None = None
-) -> StepDone:
+) -> StepRequest:
     """Append one token."""
-    engine.admit_step(slot.slot_id, slot.epoch, pos, token, None, False)
+    admit_step(engine, slot.slot_id, slot.epoch, pos, token)
     (done,) = run_all(engine)
-    assert isinstance(done, StepDone)
+    assert isinstance(done, StepRequest)
     return done
 
 

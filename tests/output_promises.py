@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import scenarios
+from engine_calls import admit_step
 from latentd.backend_steps import seat_limits
 from latentd.extras import Extras
 from latentd.limits import make_limits as make
-from latentd.operations import OpenDone, SamplingParams, StepDone, StreamTokens
+from latentd.operations import OpenDone, SamplingParams, StepRequest, StreamTokens
 from latentd_kernels.reference.limits import within
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ def limits_hold_for_their_step_alone(engine: Engine) -> None:
     for n, slot in enumerate(slots):
         seat = slot.request.slot_id, slot.request.epoch
         asked = Extras(top=3, limits=limits.get(n))
-        engine.admit_step(*seat, slot.length, 7, None, True, asked)
+        admit_step(engine, *seat, slot.length, 7, None, True, asked)
     for n, event in enumerate(scenarios.run_all(engine)):
-        assert isinstance(event, StepDone)
+        assert isinstance(event, StepRequest)
         assert event.logits is not None
         assert event.top is not None
         slots[n].length = event.context_len
@@ -143,9 +144,9 @@ def the_likeliest_tokens_are_those_of_the_logits(engine: Engine) -> None:
     slots = [scenarios.open_slot(engine, scenarios.draw_tokens(20 + n, n)) for n in range(4)]
     for slot, count in zip(slots, (0, 3, 0, 20), strict=True):
         seat = slot.request.slot_id, slot.request.epoch
-        engine.admit_step(*seat, slot.length, None, sampling, True, Extras(top=count))
+        admit_step(engine, *seat, slot.length, None, sampling, True, Extras(top=count))
     for event, count in zip(scenarios.run_all(engine), (0, 3, 0, 20), strict=True):
-        assert isinstance(event, StepDone)
+        assert isinstance(event, StepRequest)
         assert event.logits is not None
         if not count:
             assert event.top is None

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine_calls import admit_step
 from latentd.attending import AttendRequest
 from latentd.operations import (
     AttendDone,
@@ -13,7 +14,7 @@ from latentd.operations import (
     OpenDone,
     OpenRequest,
     SamplingParams,
-    StepDone,
+    StepRequest,
     StreamRequest,
     StreamTokens,
     VerifyRequest,
@@ -90,7 +91,7 @@ class Clients:
             if is_unknown and not engine.slot(*seat).busy and name in NEED_IDLE:
                 return  # the event of its end is on its way: the server would not let it through
             if name == "step":
-                record.running = engine.admit_step(*seat, pos, number % 256, None, False)
+                record.running = admit_step(engine, *seat, pos, number % 256)
                 record.appended = number % 256
             elif name == "stream":
                 stop = frozenset({number % 256})
@@ -168,15 +169,15 @@ class Clients:
             if isinstance(event.request, OpenRequest):
                 self.live.remove(record)
             return
-        is_one = isinstance(event, OpenDone | StepDone)
-        tokens = [event.token] if isinstance(event, OpenDone | StepDone) else event.tokens
+        is_one = isinstance(event, OpenDone | StepRequest)
+        tokens = [event.token] if isinstance(event, OpenDone | StepRequest) else event.tokens
         for token in tokens:
             if not is_one:
                 token_in = record.sampled if record.named is None else record.named
                 assert token_in is not None
                 record.tokens.append(token_in)
                 record.named = None
-            elif isinstance(event, StepDone):
+            elif isinstance(event, StepRequest):
                 record.tokens.append(record.appended)
             assert token == (self.engine.expected_token(record.tokens) if record.tokens else None)
             record.sampled = token

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine_calls import admit_step
 from latentd.extras import NO_EXTRAS
-from latentd.operations import OpenDone, SamplingParams, StepDone, StreamRequest, StreamTokens
+from latentd.operations import OpenDone, SamplingParams, StepRequest, StreamRequest, StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +74,12 @@ def step(
     launches.buckets = engine.info.buckets if bucket is None else (bucket,)
     for slot, token in rows:
         seat = slot.request.slot_id, slot.request.epoch
-        engine.admit_step(*seat, slot.length, token, None, True)
+        admit_step(engine, *seat, slot.length, token, None, True)
     events = run_all(engine)
     launches.buckets = engine.info.buckets
     found = []
     for (slot, _), done in zip(rows, events, strict=True):
-        assert isinstance(done, StepDone)
+        assert isinstance(done, StepRequest)
         assert done.logits is not None
         assert np.isfinite(done.logits).all()
         slot.length, slot.token = done.context_len, done.token

@@ -31,7 +31,7 @@ STORM_STEPS = 500
 TEXTS = 15
 """Of each client of a crowd."""
 TALLIED = ("opens", "forks", "tokens", "prefix_hits", "kv_pages_evicted", "copies", "slots_adopted",
-           "attend_rows", "accepted", "refused")  # fmt: skip
+           "attend_rows", "accepted")  # fmt: skip
 COUNTED = (*TALLIED, "restored")
 WEIGHTS = {"run": 5, "step": 3, "open": 3, "stream": 2, "fork": 2, "attend": 2,
            "export": 2, "adopt": 2}  # fmt: skip
@@ -89,7 +89,6 @@ def start(draw: random.Random, pages: int) -> FakeEngine:
 def tally(engine: FakeEngine) -> Counter[str]:
     """How often the rarer things happened in an engine."""
     stats = engine.stats() | {"copies": engine.fake.copies}
-    stats["refused"] = engine.counters.refused.total()
     return Counter({name: int(str(stats[name])) for name in TALLIED})
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import scenarios
+from engine_calls import admit_step
 from latentd.extras import Extras, Top
 from latentd.operations import SamplingParams, StreamTokens, VerifyDone, VerifyRequest
 
@@ -51,7 +52,7 @@ def drafts_change_no_token(
         right = int(rng.integers(0, 6))
         draft = tokens[len(found) : len(found) + right]
         draft += [(tokens[len(found) + right] + 1) % 256] * int(rng.integers(0, 2))
-        engine.admit_step(other.request.slot_id, other.request.epoch, other.length, 5, None, False)
+        admit_step(engine, other.request.slot_id, other.request.epoch, other.length, 5)
         other.length += 1
         seat = slot.request.slot_id, slot.request.epoch
         task = VerifyRequest(*seat, slot.length, tuple(draft), frozenset(), Extras(top=2))

@@ -7,14 +7,16 @@ reads looks for the layout by its bytes; all else goes through `protocol`, and m
 
 from __future__ import annotations
 
+import functools
 import struct
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from latentd_client import protocol
+from latentd_client._layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 Row: TypeAlias = tuple[int, int, int, int]
 """Of a request: slot, epoch, pos, token."""
@@ -29,8 +31,6 @@ SESSION_BYTES: Final = 48
 """Of a session's token, as the daemon makes them."""
 MAX_ID: Final = (1 << 32) - 1
 """Of a request; a client counts round and round."""
-_MAX_INT: Final = (1 << 31) - 1  # of a slot and a token; `fields` has these bounds
-_MAX_EPOCH: Final = (1 << 63) - 1
 _MAX_DEADLINE_S: Final = 1e9
 _MAX_ROWS: Final = 128
 
@@ -52,15 +52,30 @@ _SEAT: Final = Struct(">6sI7sQ")
 _PLACE: Final = Struct(">25s5sI7sI")
 _STEP: Final = Struct(">18s48s12sd25s5sI7sI")
 _COUNT: Final = Struct(">6sH")
-_WHOLE_STEP: Final = Struct(">B7sI18s48s12sd6sI7sQ5sI7sI")
-_ROW: Final = Struct(">7sI7sQ5sI7sI")
 _RESULT: Final = Struct(">B7sI10s13sI7sI9sd")
 _RESULTS_HEAD: Final = Struct(">B7sI10s6sH")
 _RESULT_ROW: Final = Struct(">24sI7sI9sd")
-_COUNT_AT: Final = _NUMBER.size + _HEAD.size
-_ROWS_AT: Final = _COUNT_AT + _COUNT.size
-_ROW_SLOT: Final = _ROW_MAP + _SLOT
+_ROWS_AT: Final = _NUMBER.size + _HEAD.size + _COUNT.size
+_ROW_BYTES: Final = len(_ROW_MAP) + _PLACE.size
 _ROW_LENGTH: Final = _OK_MAP + _OK + _LENGTH
+
+_HEAD_PARTS: Final = (_ID, "I", _OP, f"{SESSION_BYTES}s", _DEADLINE, "d")
+_ROW_PARTS: Final = (_SLOT, "i", _EPOCH, "q", _POS, "I", _TOKEN, "i")
+_RESULT_PARTS: Final = (_LENGTH, "I", _TOKEN, "I", _LOGPROB, "d")
+_STEP_LAYOUT: Final = Layout(bytes((_STEP_MAP,)), *_HEAD_PARTS, *_ROW_PARTS)
+_RESULT_LAYOUT: Final = Layout(bytes((_RESULT_MAP,)), _ID, "I", _OK, *_RESULT_PARTS)
+
+
+@functools.cache
+def _steps_layout(count: int) -> Layout:
+    rows = _ROWS + count.to_bytes(2, "big")
+    return Layout(bytes((_STEPS_MAP,)), *_HEAD_PARTS, rows, *(_ROW_MAP, *_ROW_PARTS) * count)
+
+
+@functools.cache
+def _results_layout(count: int) -> Layout:
+    head = (bytes((_RESULTS_MAP,)), _ID, "I", _OK, _ROWS + count.to_bytes(2, "big"))
+    return Layout(*head, *(_OK_MAP + _OK, *_RESULT_PARTS) * count)
 
 
 class StepsRequest(NamedTuple):
@@ -103,48 +118,17 @@ def number(request: Packed, request_id: int) -> bytes:
 
 def read_steps(frame: bytes) -> StepsRequest | None:
     """A request of this layout with all fields in their ranges; None for any other frame."""
-    if len(frame) == _WHOLE_STEP.size:
-        (
-            first, id_key, request_id, op, session, deadline_key, deadline_s,
-            slot_key, slot, epoch_key, epoch, pos_key, pos, token_key, token,
-        ) = _WHOLE_STEP.unpack(frame)  # fmt: skip
-        if (
-            first == _STEP_MAP and id_key == _ID and op == _OP and deadline_key == _DEADLINE
-            and slot_key == _SLOT and epoch_key == _EPOCH and pos_key == _POS
-            and token_key == _TOKEN and slot <= _MAX_INT and token <= _MAX_INT
-            and epoch <= _MAX_EPOCH and 0 <= deadline_s <= _MAX_DEADLINE_S and session.isascii()
-        ):  # fmt: skip
-            row = (slot, epoch, pos, token)
-            return StepsRequest(request_id, session.decode(), deadline_s, False, [row])
-    elif len(frame) >= _ROWS_AT and frame[0] == _STEPS_MAP:
-        return _read_batch(frame)
-    return None
-
-
-def _read_batch(frame: bytes) -> StepsRequest | None:
-    _, id_key, request_id = _NUMBER.unpack_from(frame)
-    op, session, deadline_key, deadline_s = _HEAD.unpack_from(frame, _NUMBER.size)
-    rows_key, count = _COUNT.unpack_from(frame, _COUNT_AT)
-    if (
-        id_key != _ID or op != _OP or deadline_key != _DEADLINE or rows_key != _ROWS
-        or not 0 <= deadline_s <= _MAX_DEADLINE_S or not session.isascii()
-        or not 1 <= count <= _MAX_ROWS or len(frame) != _ROWS_AT + count * _ROW.size
-    ):  # fmt: skip
+    count = 0
+    if len(frame) == _STEP_LAYOUT.size:
+        values = _STEP_LAYOUT.read(frame)
+    else:
+        count, rest = divmod(len(frame) - _ROWS_AT, _ROW_BYTES)
+        values = None if rest or not 1 <= count <= _MAX_ROWS else _steps_layout(count).read(frame)
+    if values is None or not 0 <= values[2] <= _MAX_DEADLINE_S:
         return None
-    rows = _read_rows(_ROW.iter_unpack(memoryview(frame)[_ROWS_AT:]))
-    if len(rows) != count:
-        return None
-    return StepsRequest(request_id, session.decode(), deadline_s, True, rows)
-
-
-def _read_rows(columns: Iterable[tuple[Any, ...]]) -> list[Row]:
-    """The rows that have the right keys and values in their ranges."""
-    return [
-        (slot, epoch, pos, token)
-        for slot_key, slot, epoch_key, epoch, pos_key, pos, token_key, token in columns
-        if slot_key == _ROW_SLOT and epoch_key == _EPOCH and pos_key == _POS and token_key == _TOKEN
-        and slot <= _MAX_INT and token <= _MAX_INT and epoch <= _MAX_EPOCH
-    ]  # fmt: skip
+    numbers = iter(values[3:])
+    rows: list[Row] = list(zip(numbers, numbers, numbers, numbers, strict=True))
+    return StepsRequest._make((values[0], values[1].decode(), values[2], count > 0, rows))
 
 
 def pack_result(request_id: int, result: Result) -> bytes:
@@ -168,33 +152,12 @@ def pack_results(request_id: int, results: Sequence[Result]) -> bytes:
 
 def read_results(frame: bytes) -> tuple[int, list[Result]] | None:
     """The request's number and the results in a reply of this layout; None for any other frame."""
-    size = len(frame)
-    if size == _RESULT.size and frame[0] == _RESULT_MAP:
-        (
-            _, id_key, request_id, ok, length_key, context_len, token_key, token,
-            logprob_key, logprob,
-        ) = _RESULT.unpack(frame)  # fmt: skip
-        if (
-            id_key != _ID or ok != _OK or length_key != _LENGTH or token_key != _TOKEN
-            or logprob_key != _LOGPROB
-        ):  # fmt: skip
-            return None
-        return request_id, [(context_len, token, logprob)]
-    if size < _RESULTS_HEAD.size or frame[0] != _RESULTS_MAP:
+    if len(frame) == _RESULT_LAYOUT.size:
+        values = _RESULT_LAYOUT.read(frame)
+    else:
+        count, rest = divmod(len(frame) - _RESULTS_HEAD.size, _RESULT_ROW.size)
+        values = None if rest or not 1 <= count <= _MAX_ROWS else _results_layout(count).read(frame)
+    if values is None:
         return None
-    _, id_key, request_id, ok, rows_key, count = _RESULTS_HEAD.unpack_from(frame)
-    if (
-        id_key != _ID or ok != _OK or rows_key != _ROWS
-        or size != _RESULTS_HEAD.size + count * _RESULT_ROW.size
-    ):  # fmt: skip
-        return None
-    rows = _read_results(_RESULT_ROW.iter_unpack(memoryview(frame)[_RESULTS_HEAD.size :]))
-    return (request_id, rows) if len(rows) == count else None
-
-
-def _read_results(columns: Iterable[tuple[Any, ...]]) -> list[Result]:
-    return [
-        (context_len, token, logprob)
-        for length_key, context_len, token_key, token, logprob_key, logprob in columns
-        if length_key == _ROW_LENGTH and token_key == _TOKEN and logprob_key == _LOGPROB
-    ]
+    numbers = iter(values[1:])
+    return values[0], list(zip(numbers, numbers, numbers, strict=True))

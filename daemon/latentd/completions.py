@@ -5,53 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from latentd.extras import top_fields
-from latentd.operations import AttendDone, OpenDone, StepDone, StreamTokens, VerifyDone
-from latentd.replies import logits_tensor, step_fields
-from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun
+from latentd.operations import AttendDone, Failed, OpenDone, StreamTokens, VerifyDone
+from latentd.replies import logits_tensor
+from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import park, put_back
 from latentd.sessions import Stored
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from latentd.extras import Top
-    from latentd.operations import Event, Failed
-    from latentd.replies import Tensors
+    from latentd.operations import Event
     from latentd.work import Work
-    from latentd_client import packed
     from latentd_client.protocol import Header
 
 
 def complete(work: Work, events: list[Event]) -> None:
     """Commit what the engine has completed and answer those who wait for it. The replies of steps
     leave before any record is kept: somebody counts the microseconds."""
-    runs = work.runs
+    runs, done = work.runs, []
     streams: dict[StreamRun, None] = {}
-    done: list[tuple[StepRun, packed.Result, Top | None, Tensors | None]] = []
     for event in events:
-        if not isinstance(event, StepDone):
+        if not isinstance(event, StepRun):
             _complete_other(work, event, streams)
-            continue
-        run = runs.pop(event.request, None)
-        if isinstance(run, StepRun):
-            result, top = (event.context_len, event.token, event.logprob), event.top
-            tensors = logits_tensor(event.logits)
-            done.append((run, result, top, tensors))
-            for ticket, index, replayed in run.waiters:
-                if top is None and tensors is None and not replayed:
-                    ticket.put_plain(index, result)
-                else:
-                    ticket.put(index, step_fields(result, top), tensors, replayed)
+        elif runs.pop(event, None) is not None:
+            done.append(event)
+            _answer(event)
     for stream in streams:  # once for all that has come of it
         work.deliver(stream)
-    for run, result, top, tensors in done:
+    for run in done:
+        run.waiters.clear()
         run.record.running = None
-        run.record.store(run.pos, Stored(run.digest, step_fields(result, top), tensors))
+        run.record.store(run.pos, run)
 
 
-def _complete_other(
-    work: Work, event: OpenDone | StreamTokens | VerifyDone | AttendDone | Failed,
-    streams: dict[StreamRun, None],
-) -> None:  # fmt: skip
+def _answer(run: StepRun) -> None:
+    is_plain = run.top is None and run.logits is None
+    for ticket, index, replayed in run.waiters:
+        if is_plain and not replayed:
+            ticket.put_plain(index, run.result)
+        else:
+            ticket.put(index, run.results, run.tensors, replayed)
+
+
+def _complete_other(work: Work, event: Event, streams: dict[StreamRun, None]) -> None:
     run = work.runs.get(event.request)
     if isinstance(event, StreamTokens):
         if isinstance(run, StreamRun):
@@ -61,12 +56,12 @@ def _complete_other(
         if isinstance(run, OpenRun):
             _open_done(work, run, event)
     elif isinstance(event, VerifyDone):
-        if isinstance(run, StepRun):
+        if isinstance(run, VerifyRun):
             _verify_done(work, run, event)
     elif isinstance(event, AttendDone):
         if isinstance(run, AttendRun):
             _attend_done(work, run, event)
-    elif run is not None:
+    elif isinstance(event, Failed) and run is not None:
         _failed(work, event)
 
 
@@ -102,7 +97,7 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         ticket.put(index, results, tensors, replayed)
 
 
-def _verify_done(work: Work, run: StepRun, event: VerifyDone) -> None:
+def _verify_done(work: Work, run: VerifyRun, event: VerifyDone) -> None:
     del work.runs[event.request]
     run.record.running = None
     results: Header = {

@@ -23,7 +23,6 @@ from latentd.scheduler import Scheduler
 from latentd.sharing import Sharing
 from latentd.startup import StartupReport
 from latentd.verifying import VerifyQueue
-from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,14 +98,10 @@ class Engine:
     ) -> OpenRequest:  # fmt: skip
         """See EngineProtocol."""
         self.transfers.relieve()
-        try:
-            task = self.admission.open(prompt, sampling, want_logits, salt, extras)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        task = self.admission.open(prompt, sampling, want_logits, salt, extras)
         self.counters.opens += 1
         if not len(task.prompt):
-            self.launches.events.append(
+            self.launches.commits.events.append(
                 OpenDone(task.request, 0, None, None, None, None, task.prompt_scores)
             )
         return task.request
@@ -116,47 +111,31 @@ class Engine:
         self.admission.check_prompt(prompt, sampling)
 
     def admit_step(
-        self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
-    ) -> StepRequest:  # fmt: skip
+        self, request: StepRequest, token: int | None, sampling: SamplingParams | None
+    ) -> StepRequest:
         """See EngineProtocol. A `sampling` without a seed keeps the slot's."""
-        try:
-            return self.admission.step(slot_id, epoch, pos, token, sampling, want_logits, extras)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        self.admission.step(request, token, sampling)
+        return request
 
     def admit_stream(
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
     ) -> StreamRequest:
         """See EngineProtocol."""
-        try:
-            self.admission.stream(request, token, sampling)
-            return request
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        self.admission.stream(request, token, sampling)
+        return request
 
     def admit_verify(
         self, request: VerifyRequest, token: int | None, sampling: SamplingParams | None
     ) -> VerifyRequest:
         """See EngineProtocol."""
-        try:
-            self.admission.verify(request, token, sampling)
-            return request
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        self.admission.verify(request, token, sampling)
+        return request
 
     def admit_attend(
         self, layer: int, rows: Sequence[tuple[int, int, int]], q: Bits, latent: Bits
     ) -> AttendRequest:
         """See EngineProtocol."""
-        try:
-            return self.attends.admit(layer, rows, q, latent)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        return self.attends.admit(layer, rows, q, latent)
 
     def add_credit(self, stream: StreamRequest, n: int) -> None:
         """See EngineProtocol. A stream that has ended ignores it."""
@@ -168,32 +147,20 @@ class Engine:
 
     def truncate(self, slot_id: int, epoch: int, pos: int, to: int) -> int:
         """See EngineProtocol."""
-        try:
-            return self.branches.truncate(slot_id, epoch, pos, to)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        return self.branches.truncate(slot_id, epoch, pos, to)
 
     def fork(
         self, slot_id: int, epoch: int, pos: int, sampling: SamplingParams | None
     ) -> SlotState:
         """See EngineProtocol."""
         self.transfers.relieve()
-        try:
-            slot = self.branches.fork(slot_id, epoch, pos, sampling)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        slot = self.branches.fork(slot_id, epoch, pos, sampling)
         self.counters.forks += 1
         return self.slot(slot.slot_id, slot.epoch)
 
     def close(self, slot_id: int, epoch: int) -> None:
         """See EngineProtocol. A step that is not launched ends as Failed("epoch_gone")."""
-        try:
-            slot = self.slots.get(slot_id, epoch)
-        except RequestRejected as refusal:
-            self.counters.refused[refusal.code] += 1
-            raise
+        slot = self.slots.get(slot_id, epoch)
         self.launches.end(slot, "closed", "epoch_gone", f"slot {slot_id} was closed")
         self.slots.free(slot)
 
@@ -208,15 +175,17 @@ class Engine:
     def has_work(self) -> bool:
         """Whether run() would do something."""
         launches = self.launches
-        return bool(launches.events or launches.in_flight or self.scheduler.has_rows)
+        return bool(launches.in_flight or launches.commits.events) or self.scheduler.has_rows
 
     @property
     def may_wait(self) -> bool:
         """See EngineProtocol."""
         launches, scheduler = self.launches, self.scheduler
-        if launches.events or len(launches.in_flight) >= MAX_IN_FLIGHT:
+        if launches.commits.events or len(launches.in_flight) >= MAX_IN_FLIGHT:
             return False
-        others = scheduler.streams or scheduler.opens or scheduler.verifies or scheduler.attends
+        others = (
+            scheduler.streams or scheduler.opens or scheduler.verifies.tasks or scheduler.attends
+        )
         return bool(launches.in_flight) or bool(scheduler.steps and not others)
 
     def launch(self) -> None:
@@ -228,8 +197,7 @@ class Engine:
         launches = self.launches
         if launches.in_flight:
             launches.finish()
-        events, launches.events = launches.events, []
-        return events
+        return launches.take_events()
 
     def run(self) -> list[Event]:
         """See EngineProtocol. Raises DeviceFault."""
@@ -264,4 +232,4 @@ class Engine:
 
     def reset_stats(self) -> None:
         """Count from zero again."""
-        self.counters = self.launches.counters = EngineStats(self.info.buckets)
+        self.counters.reset()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latentd.extras import NO_EXTRAS, PromptScores
 from latentd.operations import OpenRequest
-from latentd.plans import OpenTask, StepTask, StreamTask
+from latentd.plans import OpenTask, StreamTask
 from latentd.token_checks import check_draft, next_token, prompt_ids
 from latentd.verifying import VerifyTask
 from latentd_client.errors import RequestRejected
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.extras import Extras
-    from latentd.operations import SamplingParams, StreamRequest, VerifyRequest
+    from latentd.operations import SamplingParams, StepRequest, StreamRequest, VerifyRequest
     from latentd.scheduler import Scheduler
     from latentd.sharing import Sharing
     from latentd.slots import Slot, SlotTable
@@ -93,12 +93,12 @@ class Admission:
         return token_ids
 
     def step(
-        self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
-    ) -> StepTask:  # fmt: skip
+        self, request: StepRequest, token: int | None, sampling: SamplingParams | None
+    ) -> None:
         """Queue one row and claim its page."""
         if self.attend_only:
             self.check_decodes()
+        slot_id, epoch, pos = request.slot_id, request.epoch, request.pos
         slot = self._seats[slot_id] if 0 <= slot_id < len(self._seats) else None
         if (
             slot is None or slot.epoch != epoch or not epoch or slot.task is not None
@@ -112,14 +112,13 @@ class Admission:
         assert params is not None
         if slot.borrowed or pos >= len(slot.pages) * PAGE_SIZE:
             self.claim(slot, pos + 1)
-        task = StepTask(
-            slot_id, epoch, pos, want_logits, slot, token, params, before, extras=extras
-        )
-        slot.task, slot.sampling = task, params
-        if slot.limits != extras.limits:
+        extras = request.extras
+        request.slot, request.before = slot, before
+        request.row = self.scheduler.row(slot, pos, token, params, extras, request.want_logits)
+        slot.task, slot.sampling = request, params
+        if slot.limits is not extras.limits and slot.limits != extras.limits:
             self.slots.limit(slot, extras.limits)
-        self.scheduler.steps.append(task)
-        return task
+        self.scheduler.steps.append(request)
 
     def stream(
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from latentd.attending import AttendRequest, AttendTask
-from latentd.operations import Failed
-from latentd.plans import OpenTask, StepTask, StreamTask
+from latentd.operations import Failed, StepRequest
+from latentd.plans import OpenTask, StreamTask
 from latentd.verifying import VerifyTask
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Cancels:
         task = slot.task
         if isinstance(task, StreamTask) and task.request is request:
             return self._cancel_stream(slot, task, reason)
-        kinds = OpenTask | StepTask | VerifyTask | AttendTask
+        kinds = OpenTask | StepRequest | VerifyTask | AttendTask
         if isinstance(task, kinds) and task.request is request:
             return self._take_back(task, reason)
         return None
@@ -68,5 +68,5 @@ class Cancels:
                 self.slots.cut(task.slot, task.slot.length)
         self.launches.counters.failed[reason] += 1
         failed = Failed(task.request, reason, text)
-        self.launches.events.append(failed)
+        self.launches.commits.events.append(failed)
         return failed

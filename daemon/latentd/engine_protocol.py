@@ -60,12 +60,11 @@ class EngineProtocol(Protocol):
         invalid."""
 
     def admit_step(
-        self, slot_id: int, epoch: int, pos: int, token: int | None,
-        sampling: SamplingParams | None, want_logits: bool, extras: Extras = NO_EXTRAS,
-    ) -> StepRequest:  # fmt: skip
+        self, request: StepRequest, token: int | None, sampling: SamplingParams | None
+    ) -> StepRequest:
         """Queue one row. token None appends the last sampled one; `sampling` holds from this step
-        on. Refuses: epoch_gone, position_conflict (detail context_len), busy, context_full,
-        no_pages, invalid."""
+        on. The request itself is the event of its end. Refuses: epoch_gone, position_conflict
+        (detail context_len), busy, context_full, no_pages, invalid."""
 
     def admit_stream(
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None
@@ -144,4 +143,4 @@ class EngineProtocol(Protocol):
 
     def stats(self) -> dict[str, object]:
         """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,
-        steps_by_bucket, tokens, prompt_tokens, rows, refused, ... plain numbers and dicts."""
+        steps_by_bucket, tokens, prompt_tokens, rows, ... plain numbers and dicts."""

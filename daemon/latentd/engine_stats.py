@@ -39,7 +39,12 @@ class EngineStats:
     """What the engine counts. `chunks` are prompt chunks; `steps` are decode launches."""
 
     def __init__(self, buckets: Iterable[int]) -> None:
-        self.times = {bucket: StepTimes() for bucket in buckets}
+        self._buckets = tuple(buckets)
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.times = {bucket: StepTimes() for bucket in self._buckets}
         self.chunk_times = StepTimes()
         self.attend_times = StepTimes()
         self.attend_rows = 0
@@ -54,7 +59,6 @@ class EngineStats:
         self.forks = 0
         self.prefix_queries = self.prefix_hits = self.prefix_hit_tokens = 0
         self.drafted = self.accepted = 0  # tokens of drafts
-        self.refused: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
 
     def note_prompt(self, cached_tokens: int) -> None:
@@ -91,7 +95,6 @@ class EngineStats:
             "prefix_hit_tokens": self.prefix_hit_tokens,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "refused": dict(self.refused),
             "failed": dict(self.failed),
             "device_us": {str(bucket): times.device_us() for bucket, times in ran.items()},
             "step_us": {str(bucket): times.step_us() for bucket, times in ran.items()},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from latentd.runs import StepRun
+from latentd.runs import StepRun, VerifyRun
 
 if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
@@ -32,7 +32,9 @@ class Gather:
 
     def launched(self, work: Work) -> None:
         """Note the steps that run now."""
-        self._records = [run.record for run in work.runs.values() if isinstance(run, StepRun)]
+        self._records = [
+            run.record for run in work.runs.values() if isinstance(run, StepRun | VerifyRun)
+        ]
 
     def answered(self, started: float, now: float) -> None:
         """Their replies are out; the launch was at `started`."""

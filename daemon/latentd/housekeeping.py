@@ -113,7 +113,7 @@ def stats(work: Work) -> Header:
         **work.outbox.counters,
     }
     figures = {str(key): _plain(value) for key, value in work.engine.stats().items()}
-    return {**figures, "server": server}
+    return {**figures, "refused": dict(work.outbox.refused), "server": server}
 
 
 def _plain(value: object) -> object:

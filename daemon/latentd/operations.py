@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
     from latentd.attending import Bits
     from latentd.extras import Extras, PromptScores, Top
+    from latentd.slots import Slot
+
+Row: TypeAlias = "tuple[int, int, int, int, SamplingParams, int, bool]"
+"""What a decode row is staged with: token id (-1: the one that its slot samples in the launch
+before), slot, context length, kv row, sampling; then how many likeliest
+tokens it asks for, and whether for logits."""
 
 
 class DeviceFault(Exception):
@@ -95,13 +101,42 @@ class OpenRequest:
 
 @dataclass(eq=False, slots=True)
 class StepRequest:
-    """One token to append to a slot."""
+    """One token to append to a slot, from the request to the result: the caller makes it, of a
+    class of its own if more is to be kept with it; admission adds its `slot` and `row`, the commit
+    what has come of it. It is then its own event: steps are many, and each object has its price."""
 
     slot_id: int
     epoch: int
     pos: int
     want_logits: bool
-    extras: Extras = field(default=NO_EXTRAS, kw_only=True)
+    extras: Extras
+    slot: Slot = field(init=False, repr=False)
+    before: SamplingParams | None = field(init=False, repr=False)  # the slot's without it
+    row: Row = field(init=False, repr=False)
+    result: tuple[int, int, float] = field(init=False, repr=False)
+    """context_len, the token sampled after the append, and its log-probability."""
+    logits: NDArray[np.float32] | None = field(init=False, default=None)
+    top: Top | None = field(init=False, default=None)
+
+    @property
+    def request(self) -> StepRequest:
+        """As other tasks and events have it."""
+        return self
+
+    @property
+    def context_len(self) -> int:
+        """Of a step that is done: the slot's length."""
+        return self.result[0]
+
+    @property
+    def token(self) -> int:
+        """Of a step that is done: the sampled token."""
+        return self.result[1]
+
+    @property
+    def logprob(self) -> float:
+        """Of a step that is done: the sampled token's."""
+        return self.result[2]
 
 
 @dataclass(eq=False, slots=True)
@@ -155,18 +190,6 @@ class OpenDone:
 
 
 @dataclass(slots=True)
-class StepDone:
-    """A step committed: `token` was sampled after appending, at length `context_len`."""
-
-    request: StepRequest
-    context_len: int
-    token: int
-    logprob: float
-    logits: NDArray[np.float32] | None
-    top: Top | None = None
-
-
-@dataclass(slots=True)
 class VerifyDone:
     """A verification committed: `tokens` are the accepted ones of the draft and one more, each
     sampled where a plain step would have; the last is not appended yet."""
@@ -215,7 +238,7 @@ class Failed:
     detail: dict[str, object] = field(default_factory=dict)
 
 
-Event = OpenDone | StepDone | StreamTokens | VerifyDone | AttendDone | Failed
+Event = OpenDone | StepRequest | StreamTokens | VerifyDone | AttendDone | Failed
 
 
 @dataclass(frozen=True)

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class StepTask(StepRequest):
-    """One admitted step: the request itself and what it was granted; its page is claimed. `before`
-    is the slot's sampling without it."""
-
-    slot: Slot
-    token: int
-    sampling: SamplingParams
-    before: SamplingParams | None
-
-    @property
-    def request(self) -> StepRequest:
-        """As the other tasks have it."""
-        return self
-
-
-@dataclass(eq=False, slots=True)
 class StreamTask:
     """A running stream. `token` is appended next, unless rows are on their way; `ahead` rows are
     launched and not committed, behind the slot's length. With `end` set no more are launched: it
@@ -90,7 +74,7 @@ class OpenTask:
     prompt_scores: PromptScores | None = None
 
 
-Task = StepTask | StreamTask | OpenTask | VerifyTask | AttendTask
+Task = StepRequest | StreamTask | OpenTask | VerifyTask | AttendTask
 
 
 @dataclass(slots=True)
@@ -108,7 +92,7 @@ class StepPlan:
     slot_idx: Sequence[int] | int
     context_len: Sequence[int] | NDArray[np.int32]
     kv_row: Sequence[int] | NDArray[np.int64]
-    sampling: list[SamplingParams]
+    sampling: Sequence[SamplingParams]
     logit_rows: list[int] = field(default_factory=list)
     is_chunk: bool = False
     is_last: bool = True  # false for a chunk whose prompt goes on: nothing is sampled

@@ -34,6 +34,7 @@ class Outbox:
         self._has_room = router.has_room
         self._parked: dict[bytes, Parked] = {}
         self.counters: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()  # by code
 
     @property
     def has_parked(self) -> bool:
@@ -84,7 +85,7 @@ class Outbox:
 
     def refuse(self, peer: bytes, request_id: int | None, refusal: RequestRejected) -> None:
         """Send a refusal."""
-        self.counters["refused_" + refusal.code] += 1
+        self.refused[refusal.code] += 1
         self.send(peer, {"v": protocol.VERSION, "id": request_id, **refusal_fields(refusal)})
 
 
@@ -182,7 +183,7 @@ class RowsTicket:
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """A row's refusal."""
         self._is_plain = False
-        self._outbox.counters["refused_" + refusal.code] += 1
+        self._outbox.refused[refusal.code] += 1
         self._settle(index, refusal_fields(refusal))
 
     def _settle(self, index: int, row: Header | packed.Result) -> None:

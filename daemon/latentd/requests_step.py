@@ -77,30 +77,29 @@ class _Rows:
         sampling: SamplingParams | None, logits: bool, extras: Extras = NO_EXTRAS,
     ) -> None:  # fmt: skip
         """Queue a row; or answer it by another run of it, now or later."""
-        work = self._work
-        record = self._session.slots.get((slot_id, epoch))
-        if record is None:
-            record = self._session.record(slot_id, epoch)  # says why not
+        work, record = self._work, self._session.record(slot_id, epoch)
         digest = ("step", token, logits, sampling, extras)
-        run = record.running
-        if run is not None and isinstance(run, StepRun) and run.pos == pos and run.digest == digest:
-            join(run, (self._ticket, index, True), self._expires_at)
+        other = record.running
+        if isinstance(other, StepRun) and other.pos == pos and other.digest == digest:
+            join(other, (self._ticket, index, True), self._expires_at)
             return
+        waiters = [(self._ticket, index, False)]
+        run = StepRun(
+            slot_id, epoch, pos, logits, extras, record, digest, waiters, self._expires_at
+        )
         try:
-            if run is not None:
+            if other is not None:
                 check_idle(record)
             if not self._may_launch:
                 work.check_launch(self._deadline_s)
-            request = work.engine.admit_step(slot_id, epoch, pos, token, sampling, logits, extras)
+            work.engine.admit_step(run, token, sampling)
         except RequestRejected as refusal:
             stored = record.find(pos, digest)
             if stored is not None:
                 self._ticket.put(index, stored.results, stored.tensors, True)
                 return
-            run = StepRun(record, pos, digest, [(self._ticket, index, False)], self._expires_at)
-            fields = (slot_id, epoch, pos, token, sampling, logits, extras)
-            work.waiting.enter(Place(run, partial(work.engine.admit_step, *fields), refusal))
+            start = partial(work.engine.admit_step, run, token, sampling)
+            work.waiting.enter(Place(run, start, refusal))
             record.running = run
             return
-        run = StepRun(record, pos, digest, [(self._ticket, index, False)], self._expires_at)
-        record.running = work.runs[request] = run
+        record.running = work.runs[run] = run

@@ -9,7 +9,7 @@ from latentd.operations import VerifyRequest
 from latentd.replies import Ticket
 from latentd.requests_admit import check_idle, join, read_sampling
 from latentd.requests_extras import read_extras
-from latentd.runs import StepRun
+from latentd.runs import VerifyRun
 from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 
@@ -30,12 +30,12 @@ def verify(
     digest = ("verify", token, draft, stop, sampling, extras)
     ticket, running = Ticket(work.outbox, peer, request_id), record.running
     expires_at = work.expires_at(header.get("deadline_s"))
-    if isinstance(running, StepRun) and running.pos == pos and running.digest == digest:
+    if isinstance(running, VerifyRun) and running.pos == pos and running.digest == digest:
         join(running, (ticket, 0, True), expires_at)
         return None
     request = VerifyRequest(record.slot_id, record.epoch, pos, draft, stop, extras)
     start = partial(work.engine.admit_verify, request, token, sampling)
-    run = StepRun(record, pos, digest, [(ticket, 0, False)], expires_at)
+    run = VerifyRun(record, pos, digest, [(ticket, 0, False)], expires_at)
     try:
         check_idle(record)
         work.check_launch(header.get("deadline_s"))

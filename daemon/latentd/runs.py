@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from latentd.extras import top_fields
+from latentd.operations import StepRequest
+from latentd.replies import logits_tensor, step_fields
 from latentd.routing import Sent
 from latentd.sessions import Stored
 from latentd_client import protocol
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from latentd.attending import AttendRequest
     from latentd.extras import Top
     from latentd.operations import Request, StreamRequest
-    from latentd.replies import Outbox, RowsTicket, Ticket
+    from latentd.replies import Outbox, RowsTicket, Tensors, Ticket
     from latentd.sessions import Session, SlotRecord
     from latentd_client.protocol import Header
 
@@ -34,9 +36,33 @@ MAX_FRAMES_EACH = 4
 
 
 @dataclass(eq=False, slots=True)
-class StepRun:
-    """A step or a verification in flight. `expires_at` is its deadline: until it is launched it can
-    still be dropped."""
+class StepRun(StepRequest):
+    """A step in flight, and once it is done its own stored reply (see `sessions.Reply`).
+    `expires_at` is its deadline: until it is launched it can still be dropped."""
+
+    record: SlotRecord
+    digest: Hashable
+    waiters: list[Waiter]
+    expires_at: float
+
+    @property
+    def results(self) -> Header:
+        """The fields of its reply."""
+        return step_fields(self.result, self.top)
+
+    @property
+    def tensors(self) -> Tensors | None:
+        """The tensors of its reply."""
+        return logits_tensor(self.logits)
+
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return is_of_session(self.record, session)
+
+
+@dataclass(eq=False, slots=True)
+class VerifyRun:
+    """A verification in flight. `expires_at`: as of a step."""
 
     record: SlotRecord
     pos: int
@@ -170,4 +196,4 @@ def is_of_session(record: SlotRecord, session: Session) -> bool:
     return session.slots.get((record.slot_id, record.epoch)) is record
 
 
-Run: TypeAlias = "StepRun | OpenRun | StreamRun | AttendRun"
+Run: TypeAlias = "StepRun | VerifyRun | OpenRun | StreamRun | AttendRun"

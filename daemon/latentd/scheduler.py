@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from latentd.attending import AttendTask
-from latentd.plans import OpenTask, StepPlan, StepTask, StreamTask
+from latentd.operations import StepRequest
+from latentd.plans import OpenTask, StepPlan, StreamTask
 from latentd.room import Room
 from latentd.scoring import scores_of_last, scores_of_prompt, scores_of_rows
 from latentd.verifying import VerifyQueue, VerifyTask
@@ -16,9 +17,11 @@ from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from latentd.extras import Extras
+    from latentd.operations import Row, SamplingParams
     from latentd.plans import Task
     from latentd.sharing import Sharing
-    from latentd.slots import SlotTable
+    from latentd.slots import Slot, SlotTable
 
 AHEAD: Final = 2
 """Most rows of a stream in flight: the device feeds the second from the first."""
@@ -40,7 +43,7 @@ class Scheduler:
         self.page_rows = page_rows
         self.prefill_chunk = prefill_chunk
         self.prefill_rows = prefill_rows
-        self.steps: list[StepTask] = []
+        self.steps: list[StepRequest] = []
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
         self.verifies = verifies
@@ -51,18 +54,14 @@ class Scheduler:
     @property
     def has_rows(self) -> bool:
         """Whether a plan could be made now, if there are pages for it."""
-        return bool(
-            self.steps
-            or self.opens
-            or self.verifies
-            or self.attends
-            or any(map(self.is_runnable, self.streams))
-        )
+        if self.steps or self.opens or self.verifies.tasks or self.attends:
+            return True
+        return bool(self.streams) and any(map(self.is_runnable, self.streams))
 
     @property
     def has_queued(self) -> bool:
         """Whether anything is in a queue."""
-        return bool(self.steps or self.streams or self.opens or self.verifies or self.attends)
+        return bool(self.steps or self.streams or self.opens or self.verifies.tasks or self.attends)
 
     @property
     def is_quiet(self) -> bool:
@@ -76,62 +75,73 @@ class Scheduler:
         left = min(AHEAD, request.credit, request.max_steps - task.steps)
         return task.end is None and task.ahead < min(left, self.slots.max_ctx - task.slot.length)
 
+    def row(
+        self, slot: Slot, pos: int, token: int, sampling: SamplingParams, extras: Extras,
+        want_logits: bool = False,
+    ) -> Row:  # fmt: skip
+        """The row that appends a token at `pos`, on a page that the slot owns."""
+        kv_row = slot.pages[pos // PAGE_SIZE] * self.page_rows + pos % PAGE_SIZE
+        return token, slot.slot_id, pos + 1, kv_row, sampling, extras.top, want_logits
+
     def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
         """Rows of all queued steps and runnable streams, and of verifications; None without any.
         Streams that got no page are left out, and put into `starved` when nothing in flight can
         give them one."""
-        drafts, room = self._take_verifies()
-        steps, self.steps = self.steps, []
-        if len(steps) > room:
-            steps, self.steps = steps[:room], steps[room:]
-        tasks: list[StepTask | StreamTask | VerifyTask] = [*steps]
-        token_ids = [step.token for step in steps]
-        logit_rows = [row for row, step in enumerate(steps) if step.want_logits]
-        lengths = [step.pos for step in steps]
-        for stream in self.streams:
-            if len(tasks) >= room:
-                break
-            if not self.is_runnable(stream):
-                continue
-            length = stream.slot.length + stream.ahead
-            if not self._may_grow(stream, length + 1):
-                if not (stream.ahead or self.slots.pool.num_waiting):
-                    starved.append(stream)
-                continue
-            token_ids.append(-1 if stream.ahead else stream.token)
-            stream.ahead += 1
-            tasks.append(stream)
-            lengths.append(length)
+        room = self.verifies.max_rows
+        drafts = self._take_verifies() if self.verifies.tasks else ()
+        for draft in drafts:
+            room -= draft.rows
+        tasks: list[StepRequest | StreamTask | VerifyTask] = [*self.steps[:room]]
+        rows = [step.row for step in self.steps[:room]]
+        self.steps = self.steps[room:]
+        if self.streams:
+            self._add_streams(tasks, rows, room, starved)
         for draft in drafts:
             tasks += [draft] * draft.rows
-            token_ids += draft.tokens
-            lengths += range(draft.request.pos, draft.request.pos + draft.rows)
+            rows += self._rows_of(draft)
         if not tasks:
             return None
         self._chunks = 0
-        slots = [task.slot for task in tasks]  # a column at a time: half the time of rows
-        slot_idx = [slot.slot_id for slot in slots]
-        context_len = [length + 1 for length in lengths]
-        page_rows = self.page_rows
-        kv_row = [
-            slot.pages[length // PAGE_SIZE] * page_rows + length % PAGE_SIZE
-            for slot, length in zip(slots, lengths, strict=True)
-        ]
-        sampling = [task.sampling for task in tasks]
+        columns = zip(*rows, strict=True)
+        token_ids, slot_idx, context_len, kv_row, sampling, tops, wants = columns
+        logit_rows = [row for row, want in enumerate(wants) if want] if any(wants) else []
         updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,
-            False, True, updates, zero_pages, self.slots.take_moves(), scores_of_rows(tasks),
+            False, True, updates, zero_pages, self.slots.take_moves(), scores_of_rows(tops),
             None, self.slots.take_limits(),
         )  # fmt: skip
 
-    def _take_verifies(self) -> tuple[list[VerifyTask], int]:
-        """The verifications of the next step, and how many rows are left beside them."""
-        if not self.verifies:
-            return [], self.verifies.max_rows
-        others = len(self.steps) + sum(map(self.is_runnable, self.streams))
-        drafts = self.verifies.take(others)
-        return drafts, self.verifies.max_rows - sum(draft.rows for draft in drafts)
+    def _add_streams(
+        self, tasks: list[StepRequest | StreamTask | VerifyTask], rows: list[Row], room: int,
+        starved: list[StreamTask],
+    ) -> None:  # fmt: skip
+        for stream in self.streams:
+            if len(tasks) >= room:
+                return
+            if not self.is_runnable(stream):
+                continue
+            slot, ahead = stream.slot, stream.ahead
+            pos = slot.length + ahead
+            if not self._may_grow(stream, pos + 1):
+                if not (ahead or self.slots.pool.num_waiting):
+                    starved.append(stream)
+                continue
+            token = -1 if ahead else stream.token
+            rows.append(self.row(slot, pos, token, stream.sampling, stream.request.extras))
+            tasks.append(stream)
+            stream.ahead = ahead + 1
+
+    def _take_verifies(self) -> list[VerifyTask]:
+        """The verifications of the next step."""
+        return self.verifies.take(len(self.steps) + sum(map(self.is_runnable, self.streams)))
+
+    def _rows_of(self, draft: VerifyTask) -> list[Row]:
+        request = draft.request
+        return [
+            self.row(draft.slot, pos, token, draft.sampling, request.extras)
+            for pos, token in enumerate(draft.tokens, request.pos)
+        ]
 
     def _may_grow(self, stream: StreamTask, length: int) -> bool:
         """Own pages for `length` tokens, but none that are promised to a prompt before it."""
@@ -223,8 +233,8 @@ class Scheduler:
             return self.streams.pop(task, False) is None
         if isinstance(task, VerifyTask):
             return self.verifies.drop(task)
-        queue: list[StepTask] | list[AttendTask] | deque[OpenTask]
-        queue = self.steps if isinstance(task, StepTask) else self.opens
+        queue: list[StepRequest] | list[AttendTask] | deque[OpenTask]
+        queue = self.steps if isinstance(task, StepRequest) else self.opens
         if isinstance(task, AttendTask):
             queue = self.attends
         if task not in queue:

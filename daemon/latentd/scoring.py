@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from latentd.plans import OpenTask, StepTask, StreamTask
-    from latentd.verifying import VerifyTask
+    from latentd.plans import OpenTask
     from latentd_kernels.scores import ScoreRing
 
 
@@ -27,13 +26,13 @@ class ScorePlan(NamedTuple):
     targets: NDArray[np.int32] | None = None
 
 
-def scores_of_rows(tasks: Sequence[StepTask | StreamTask | VerifyTask]) -> ScorePlan | None:
-    """What the rows of a decode step ask for: all rows from the first to the last that does."""
-    asking = [row for row, task in enumerate(tasks) if task.request.extras.top]
-    if not asking:
+def scores_of_rows(tops: Sequence[int]) -> ScorePlan | None:
+    """What the rows of a decode step ask for, each for so many likeliest ids: all rows from the
+    first to the last that does."""
+    if not any(tops):
         return None
-    first, top = asking[0], max(tasks[row].request.extras.top for row in asking)
-    return ScorePlan(first, asking[-1] + 1 - first, top)
+    asking = [row for row, top in enumerate(tops) if top]
+    return ScorePlan(asking[0], asking[-1] + 1 - asking[0], max(tops))
 
 
 def scores_of_last(task: OpenTask, rows: int) -> ScorePlan | None:

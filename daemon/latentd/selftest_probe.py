@@ -10,10 +10,11 @@ import torch
 
 from latentd.backend_cuda import CudaBackend
 from latentd.backend_steps import CpuBackend
+from latentd.extras import NO_EXTRAS
 from latentd.operations import (
     OpenDone,
     SamplingParams,
-    StepDone,
+    StepRequest,
     StreamRequest,
     StreamTokens,
 )
@@ -97,13 +98,14 @@ class Probe:
             for slot in slots:
                 token = int(tokens[slot.slot_id])
                 pos = slot.prompt_len
-                engine.admit_step(slot.slot_id, slot.epoch, pos, token, None, True)
+                request = StepRequest(slot.slot_id, slot.epoch, pos, True, NO_EXTRAS)
+                engine.admit_step(request, token, None)
             events = self._run()
         finally:
             backend.eager, launches.buckets = not self.has_graphs, engine.info.buckets
         found = []
         for slot, done in zip(slots, events, strict=True):
-            assert isinstance(done, StepDone)
+            assert isinstance(done, StepRequest)
             assert done.logits is not None
             found.append((done.token, done.logits.tobytes()))
             self.touched.update(engine.slots.slots[slot.slot_id].pages)
@@ -126,9 +128,8 @@ class Probe:
             engine.admit_stream(request, token, None)
             events += self._run()
         for at in range(pos, pos if ahead else pos + steps):
-            engine.admit_step(
-                slot.slot_id, slot.epoch, at, token if at == pos else None, None, False
-            )
+            step = StepRequest(slot.slot_id, slot.epoch, at, False, NO_EXTRAS)
+            engine.admit_step(step, token if at == pos else None, None)
             events += self._run()
         self.touched.update(engine.slots.slots[slot.slot_id].pages)
         engine.truncate(slot.slot_id, slot.epoch, pos + steps, pos)
@@ -137,7 +138,7 @@ class Probe:
             if isinstance(event, StreamTokens):
                 found += zip(event.tokens, event.logprobs, strict=True)
             else:
-                assert isinstance(event, StepDone)
+                assert isinstance(event, StepRequest)
                 found.append((event.token, event.logprob))
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from latentd_client.errors import RequestRejected
 
@@ -40,9 +40,25 @@ def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-class Stored(NamedTuple):
+class Reply(Protocol):
     """The reply to a request that changed a slot, kept for its repetition. `results` always has
     context_len; for a stream also its `run`, which holds the tokens."""
+
+    @property
+    def digest(self) -> Hashable:
+        """The same for the same request."""
+
+    @property
+    def results(self) -> Header:
+        """The fields of the reply."""
+
+    @property
+    def tensors(self) -> Tensors | None:
+        """The tensors beside them."""
+
+
+class Stored(NamedTuple):
+    """A `Reply` of plain data."""
 
     digest: Hashable
     results: Header
@@ -58,27 +74,27 @@ class SlotRecord:
     epoch: int
     key: str = ""
     running: Run | None = None
-    replies: dict[int, Stored] = field(default_factory=dict)  # by the position they were sent for
+    replies: dict[int, Reply] = field(default_factory=dict)  # by the position they were sent for
     closed_at: float | None = None
 
-    def store(self, pos: int, stored: Stored) -> None:
+    def store(self, pos: int, stored: Reply) -> None:
         """Keep a reply; the oldest ones give way."""
-        replies = self.replies
+        replies, tensors = self.replies, stored.tensors
         replies.pop(pos, None)
         replies[pos] = stored
         keep = MAX_STORED
-        if stored.tensors:
-            size = sum(tensor.nbytes for tensor in stored.tensors.values())
+        if tensors:
+            size = sum(tensor.nbytes for tensor in tensors.values())
             keep = max(1, min(keep, MAX_STORED_BYTES // max(1, size)))
         while len(replies) > keep:
             del replies[next(iter(replies))]
 
-    def find(self, pos: int, digest: Hashable) -> Stored | None:
+    def find(self, pos: int, digest: Hashable) -> Reply | None:
         """The stored reply to the same request, if it is kept."""
         stored = self.replies.get(pos)
         return stored if stored is not None and stored.digest == digest else None
 
-    def newest(self) -> list[Stored]:
+    def newest(self) -> list[Reply]:
         """The stored replies, the last one first."""
         return list(self.replies.values())[::-1]
 

@@ -16,7 +16,7 @@ from latentd.sessions import OpenRecord, Session, SlotRecord, Stored
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from latentd.sessions import Sessions
+    from latentd.sessions import Reply, Sessions
 
 
 @dataclass
@@ -90,7 +90,7 @@ def take(session: Session) -> SavedSession:
     return SavedSession(session.token_hash, records, opens)
 
 
-def _take_reply(stored: Stored) -> SavedReply:
+def _take_reply(stored: Reply) -> SavedReply:
     results = dict(stored.results)
     run: StreamRun | None = results.pop("run", None)
     tensors = None if stored.tensors is None else dict(stored.tensors)

@@ -57,29 +57,26 @@ class VerifyQueue:
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._tasks: list[VerifyTask] = []
+        self.tasks: list[VerifyTask] = []
         self._is_turn = False
-
-    def __len__(self) -> int:
-        return len(self._tasks)
 
     def append(self, task: VerifyTask) -> None:
         """Queue a task of at most `max_rows` rows."""
-        self._tasks.append(task)
+        self.tasks.append(task)
 
     def drop(self, task: VerifyTask) -> bool:
         """Take a task out; whether it was there."""
-        if task not in self._tasks:
+        if task not in self.tasks:
             return False
-        self._tasks.remove(task)
+        self.tasks.remove(task)
         return True
 
     def take(self, others: int) -> list[VerifyTask]:
         """The tasks of the next step, for which `others` rows wait too."""
         room = self.max_rows - (0 if self._is_turn else others)
         taken: list[VerifyTask] = []
-        while self._tasks and self._tasks[0].rows <= room:
-            taken.append(self._tasks.pop(0))
+        while self.tasks and self.tasks[0].rows <= room:
+            taken.append(self.tasks.pop(0))
             room -= taken[-1].rows
-        self._is_turn = bool(self._tasks) and not self._is_turn
+        self._is_turn = bool(self.tasks) and not self._is_turn
         return taken

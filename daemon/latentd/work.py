@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.routing import Sent
-from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun
+from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import let_in, turn_all_away, turn_away
 from latentd.waiting import WaitingRoom
 from latentd_client import protocol
@@ -137,7 +137,7 @@ class Work:
         rows = [
             (request, row)
             for request, row in (*self.runs.items(), *((None, row) for row in self.waiting))
-            if isinstance(row, StepRun | AttendRun)
+            if isinstance(row, StepRun | VerifyRun | AttendRun)
             and any(ticket.request_id == request_id for ticket, _, _ in row.waiters)
             and row.is_in(session)
         ]

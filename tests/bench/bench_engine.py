@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.backend import start_engine
-from latentd.operations import SamplingParams, StreamRequest
+from latentd.extras import NO_EXTRAS
+from latentd.operations import SamplingParams, StepRequest, StreamRequest
 from latentd.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def measure(engine: Engine, rows: int, steps: int) -> None:
     for pos in range(100, 100 + steps):
         start_s = time.perf_counter()
         for slot in slots:
-            engine.admit_step(slot.slot_id, slot.epoch, pos, 5, None, False)
+            engine.admit_step(StepRequest(slot.slot_id, slot.epoch, pos, False, NO_EXTRAS), 5, None)
         engine.run()
         times.append((time.perf_counter() - start_s) * 1e6)
     close(engine, slots)

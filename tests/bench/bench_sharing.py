@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latentd.backend import start_engine
+from latentd.extras import NO_EXTRAS
 from latentd.model import published
-from latentd.operations import SamplingParams
+from latentd.operations import SamplingParams, StepRequest
 from latentd.options import EngineOptions
 from latentd_kernels.geometry import num_pages
 
@@ -114,7 +115,8 @@ class Bench:
 
     def _step(self, slots: Sequence[OpenRequest | SlotState], pos: int) -> None:
         for slot in slots:
-            self.engine.admit_step(slot.slot_id, slot.epoch, pos, 5, None, False)
+            step = StepRequest(slot.slot_id, slot.epoch, pos, False, NO_EXTRAS)
+            self.engine.admit_step(step, 5, None)
         self._run()
 
     def _run(self) -> None:

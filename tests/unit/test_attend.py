@@ -10,6 +10,7 @@ import pytest
 import scenarios
 from attend_calls import GREEDY, attend, fill, open_empty, seats
 from attend_promises import random_rows, run_all
+from engine_calls import admit_step
 from fakes import FakeEngine, fake_attention, latent_id
 from latentd.operations import AttendDone, Failed, StreamTokens
 from latentd_client.errors import RequestRejected
@@ -178,14 +179,14 @@ def test_a_slot_does_one_thing_at_a_time() -> None:
     engine.admit_attend(0, seats((slot, 0)), *random_rows(engine, 1, 0))
     for ask in (
         lambda: engine.admit_attend(0, seats((slot, 0)), *random_rows(engine, 1, 0)),
-        lambda: engine.admit_step(slot.slot_id, slot.epoch, 0, 5, None, False),
+        lambda: admit_step(engine, slot.slot_id, slot.epoch, 0, 5),
         lambda: engine.truncate(slot.slot_id, slot.epoch, 0, 0),
     ):
         with pytest.raises(RequestRejected) as refusal:
             ask()
         assert refusal.value.code == "busy"
     run_all(engine)
-    engine.admit_step(slot.slot_id, slot.epoch, 0, 5, None, False)
+    admit_step(engine, slot.slot_id, slot.epoch, 0, 5)
 
 
 @pytest.mark.parametrize("is_launched", [False, True])
@@ -276,7 +277,7 @@ def test_a_daemon_of_attention_alone_refuses_all_that_needs_the_model() -> None:
     seat = slot.slot_id, slot.epoch
     for ask in (
         lambda: engine.admit_open([1], GREEDY, False),
-        lambda: engine.admit_step(*seat, 0, 5, None, False),
+        lambda: admit_step(engine, *seat, 0, 5),
         lambda: scenarios.start_stream(engine, seat, 0, 5),
     ):
         with pytest.raises(RequestRejected, match="attend only") as refusal:

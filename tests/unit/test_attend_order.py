@@ -8,6 +8,7 @@ import pytest
 
 from attend_calls import attend, fill, open_empty
 from attend_promises import run_all
+from engine_calls import admit_step
 from fakes import FakeEngine
 from latentd_client.errors import RequestRejected
 
@@ -62,7 +63,7 @@ def take_back(engine: FakeEngine, slot: OpenRequest) -> None:
 
 
 def step(engine: FakeEngine, slot: OpenRequest) -> None:
-    engine.admit_step(slot.slot_id, slot.epoch, 64, 5, None, False)
+    admit_step(engine, slot.slot_id, slot.epoch, 64, 5)
     run_all(engine)
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine_calls import GREEDY, open_slot, run_all
+from engine_calls import GREEDY, admit_step, open_slot, run_all
 from fakes import FakeEngine
 from latentd.operations import (
     Failed,
     SamplingParams,
-    StepDone,
+    StepRequest,
     StreamRequest,
     StreamTokens,
     VerifyRequest,
@@ -31,7 +31,7 @@ def admit(engine: FakeEngine, op: str, slot_id: int, epoch: int) -> Request:
     """One operation at the length 64, on a page of its own and with another sampling."""
     at = (slot_id, epoch, 64)
     if op == "step":
-        return engine.admit_step(*at, None, WARM, False)
+        return admit_step(engine, *at, None, WARM, False)
     if op == "stream":
         return engine.admit_stream(StreamRequest(*at, 9, NONE, 9), None, WARM)
     return engine.admit_verify(VerifyRequest(*at, (1, 2), NONE), None, WARM)
@@ -56,9 +56,9 @@ def test_what_is_taken_back_before_its_launch_leaves_its_slot_as_it_was(
     assert (event.request, event.code) == (request, reason)
     assert engine.stats()["kv_pages_used"] == used
     assert not engine.slot(slot.slot_id, slot.epoch).busy
-    engine.admit_step(slot.slot_id, slot.epoch, 64, None, None, False)
+    admit_step(engine, slot.slot_id, slot.epoch, 64)
     (done,) = run_all(engine)
-    assert isinstance(done, StepDone)
+    assert isinstance(done, StepRequest)
     first = engine.expected_token([1] * 64)
     assert done.token == engine.expected_token([1] * 64 + [first]), "its sampling is still there"
 

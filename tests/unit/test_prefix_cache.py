@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine_calls import admit_step
 from fakes import FakeEngine
 from latentd.operations import OpenDone, SamplingParams, StreamRequest
 from latentd_client.errors import RequestRejected
@@ -77,7 +78,7 @@ def test_pages_filled_by_steps_and_streams_count() -> None:
     engine = FakeEngine(cache=True)
     slot = open_slot(engine, LONG[:60])
     for pos in range(60, 66):
-        engine.admit_step(slot.slot_id, slot.epoch, pos, LONG[pos], None, False)
+        admit_step(engine, slot.slot_id, slot.epoch, pos, LONG[pos])
         run_all(engine)
     tokens = [*LONG[:66], engine.expected_token(LONG[:66])]
     stream = StreamRequest(slot.slot_id, slot.epoch, 66, 62, frozenset(), 99)
@@ -110,7 +111,7 @@ def test_a_fork_keeps_the_salt_and_its_pages_can_be_found() -> None:
     slot = open_slot(engine, LONG[:100], "a")
     fork = engine.fork(slot.slot_id, slot.epoch, 100, None)
     for pos in range(100, 130):
-        engine.admit_step(fork.slot_id, fork.epoch, pos, LONG[pos], None, False)
+        admit_step(engine, fork.slot_id, fork.epoch, pos, LONG[pos])
         run_all(engine)
     assert open_slot(engine, LONG[:150], "a").cached_tokens == 128
     assert open_slot(engine, LONG[:150]).cached_tokens == 0
@@ -121,7 +122,7 @@ def test_the_tail_of_a_truncate_is_found_and_the_new_one_is_another() -> None:
     slot = open_slot(engine, LONG[:200])
     engine.truncate(slot.slot_id, slot.epoch, 200, 70)
     for pos in range(70, 140):
-        engine.admit_step(slot.slot_id, slot.epoch, pos, 9, None, False)
+        admit_step(engine, slot.slot_id, slot.epoch, pos, 9)
         run_all(engine)
     assert open_slot(engine, LONG[:200]).cached_tokens == 192
     assert open_slot(engine, [*LONG[:70], *[9] * 80]).cached_tokens == 128
@@ -169,11 +170,11 @@ def test_who_writes_into_a_kept_page_gets_a_copy_or_the_page_itself() -> None:
     for pages, cached in ((4, 64), (2, 0)):  # without a page for the copy the cache gives it up
         engine = FakeEngine(pages=pages, max_ctx=128, cache=True)
         slot = open_slot(engine, LONG[:127])
-        engine.admit_step(slot.slot_id, slot.epoch, 127, LONG[127], None, False)
+        admit_step(engine, slot.slot_id, slot.epoch, 127, LONG[127])
         run_all(engine)
         engine.truncate(slot.slot_id, slot.epoch, 128, 5)
         other = open_slot(engine, [3])  # takes a page, in a pool of two the last one
-        engine.admit_step(slot.slot_id, slot.epoch, 5, 200, None, False)
+        admit_step(engine, slot.slot_id, slot.epoch, 5, 200)
         (done,) = run_all(engine)
         assert done.token == engine.expected_token([*LONG[:5], 200])  # type: ignore[attr-defined]
         close(engine, slot, other)

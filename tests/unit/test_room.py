@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_calls import GREEDY, open_slot, refused, run_all
+from engine_calls import GREEDY, admit_step, open_slot, refused, run_all
 from fakes import FakeEngine
 from latentd.operations import OpenDone, StreamRequest, StreamTokens, VerifyRequest
 
@@ -15,7 +15,7 @@ def test_a_step_leaves_the_pages_that_a_prompt_before_it_still_needs() -> None:
     prompt = engine.admit_open([2] * 192, GREEDY, False)
     refusal = refused(
         "no_pages",
-        lambda: engine.admit_step(other.slot_id, other.epoch, 64, None, None, False),
+        lambda: admit_step(engine, other.slot_id, other.epoch, 64),
     )
     assert refusal.detail == {"pages_needed": 1, "pages_free": 0, "pages_total": 4}
     seat = (other.slot_id, other.epoch, 64)

@@ -8,8 +8,9 @@ import pytest
 
 import ahead_promises
 import scenarios
+from engine_calls import admit_step
 from fakes import FakeEngine
-from latentd.operations import OpenDone, StepDone, StreamRequest, StreamTokens
+from latentd.operations import OpenDone, StepRequest, StreamRequest, StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,8 +70,8 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     stream_of(engine, [1, 2])
     engine.launch()
     assert [launch.plan.token_ids for launch in engine.launches.in_flight] == [
-        [engine.expected_token([1, 2])],
-        [-1],  # what the device samples in the first
+        (engine.expected_token([1, 2]),),
+        (-1,),  # what the device samples in the first
     ]
     for _ in range(5):
         engine.finish()
@@ -107,9 +108,9 @@ def test_a_stop_token_makes_one_step_in_vain_and_nothing_waits_for_it() -> None:
         events += engine.run()
     assert tokens_of(events, request) == (tokens[3:], "stop")
     assert len(engine.launches.in_flight) == 1
-    engine.admit_step(request.slot_id, request.epoch, 9, 77, None, False)  # at once
+    admit_step(engine, request.slot_id, request.epoch, 9, 77)  # at once
     (done,) = scenarios.run_all(engine)
-    assert isinstance(done, StepDone)
+    assert isinstance(done, StepRequest)
     assert done.token == engine.expected_token([*tokens[:9], 77])
     assert engine.fake.launches == 7 + 2  # seven tokens, one in vain, the step
 
@@ -146,9 +147,9 @@ def test_a_step_that_needs_a_waiting_page_gets_it_after_the_launches_in_flight()
     request = stream_of(engine, [1] * 10)
     engine.launch()
     engine.close(request.slot_id, request.epoch)
-    engine.admit_step(slot.request.slot_id, slot.request.epoch, 64, 5, None, False)
+    admit_step(engine, slot.request.slot_id, slot.request.epoch, 64, 5)
     done = scenarios.run_all(engine)[-1]
-    assert isinstance(done, StepDone)
+    assert isinstance(done, StepRequest)
     assert done.token == engine.expected_token([2] * 64 + [5])
 
 

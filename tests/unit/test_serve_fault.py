@@ -27,7 +27,7 @@ from latentd.work import ServerOptions
 class Failing(FakeEngine):
     def admit_step(self, *args):
         request = super().admit_step(*args)
-        if args[3] == 66:
+        if args[1] == 66:
             self.fake.fault = "cuLaunchKernelEx: 700 an illegal memory access was encountered"
         return request
 
