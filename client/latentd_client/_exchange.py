@@ -208,6 +208,6 @@ def _frames(call: Call, request_id: int) -> list[bytes | memoryview]:
 def _read(frames: list[bytes]) -> Reply:
     if len(frames) == 1 and (found := packed.read_results(frames[0])) is not None:
         request_id, results = found
-        return Reply({"id": request_id, "status": "ok"}, [], results)
+        return Reply._make(({"id": request_id, "status": "ok"}, [], results))
     header = protocol.decode_header(frames[0])
     return Reply(header, protocol.decode_raw(header, frames[1:]))

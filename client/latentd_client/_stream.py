@@ -115,7 +115,7 @@ class StreamReader:
             pos, replayed = header["pos"], bool(header.get("replayed"))
             pairs = zip(header["tokens"], header["logprobs"], strict=True)
             steps = [
-                Step(token, pos + i, logprob, None, replayed)
+                Step._make((token, pos + i, logprob, None, replayed, ()))
                 for i, (token, logprob) in enumerate(pairs)
             ]
             if "top_tokens" in header:

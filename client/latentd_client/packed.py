@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from latentd_client import protocol
 from latentd_client._layout import Layout
@@ -118,17 +118,22 @@ def number(request: Packed, request_id: int) -> bytes:
 
 def read_steps(frame: bytes) -> StepsRequest | None:
     """A request of this layout with all fields in their ranges; None for any other frame."""
-    count = 0
     if len(frame) == _STEP_LAYOUT.size:
         values = _STEP_LAYOUT.read(frame)
-    else:
-        count, rest = divmod(len(frame) - _ROWS_AT, _ROW_BYTES)
-        values = None if rest or not 1 <= count <= _MAX_ROWS else _steps_layout(count).read(frame)
-    if values is None or not 0 <= values[2] <= _MAX_DEADLINE_S:
+        return None if values is None else _steps(values, False, [values[3:]])
+    count, rest = divmod(len(frame) - _ROWS_AT, _ROW_BYTES)
+    values = None if rest or not 1 <= count <= _MAX_ROWS else _steps_layout(count).read(frame)
+    if values is None:
         return None
     numbers = iter(values[3:])
-    rows: list[Row] = list(zip(numbers, numbers, numbers, numbers, strict=True))
-    return StepsRequest._make((values[0], values[1].decode(), values[2], count > 0, rows))
+    return _steps(values, True, list(zip(numbers, numbers, numbers, numbers, strict=True)))
+
+
+def _steps(values: tuple[Any, ...], is_batch: bool, rows: list[Row]) -> StepsRequest | None:
+    request_id, session, deadline_s = values[:3]
+    if not 0 <= deadline_s <= _MAX_DEADLINE_S:
+        return None
+    return StepsRequest._make((request_id, session.decode(), deadline_s, is_batch, rows))
 
 
 def pack_result(request_id: int, result: Result) -> bytes:
@@ -154,9 +159,9 @@ def read_results(frame: bytes) -> tuple[int, list[Result]] | None:
     """The request's number and the results in a reply of this layout; None for any other frame."""
     if len(frame) == _RESULT_LAYOUT.size:
         values = _RESULT_LAYOUT.read(frame)
-    else:
-        count, rest = divmod(len(frame) - _RESULTS_HEAD.size, _RESULT_ROW.size)
-        values = None if rest or not 1 <= count <= _MAX_ROWS else _results_layout(count).read(frame)
+        return None if values is None else (values[0], [values[1:]])
+    count, rest = divmod(len(frame) - _RESULTS_HEAD.size, _RESULT_ROW.size)
+    values = None if rest or not 1 <= count <= _MAX_ROWS else _results_layout(count).read(frame)
     if values is None:
         return None
     numbers = iter(values[1:])

@@ -21,29 +21,32 @@ if TYPE_CHECKING:
 def complete(work: Work, events: list[Event]) -> None:
     """Commit what the engine has completed and answer those who wait for it. The replies of steps
     leave before any record is kept: somebody counts the microseconds."""
-    runs, done = work.runs, []
+    runs = work.runs
+    done: list[StepRun] = []
     streams: dict[StreamRun, None] = {}
     for event in events:
         if not isinstance(event, StepRun):
             _complete_other(work, event, streams)
         elif runs.pop(event, None) is not None:
             done.append(event)
-            _answer(event)
+    _answer(done)
     for stream in streams:  # once for all that has come of it
         work.deliver(stream)
     for run in done:
+        record = run.record
+        record.running = None
+        record.store(run.pos, run)
         run.waiters.clear()
-        run.record.running = None
-        run.record.store(run.pos, run)
 
 
-def _answer(run: StepRun) -> None:
-    is_plain = run.top is None and run.logits is None
-    for ticket, index, replayed in run.waiters:
-        if is_plain and not replayed:
-            ticket.put_plain(index, run.result)
-        else:
-            ticket.put(index, run.results, run.tensors, replayed)
+def _answer(steps: list[StepRun]) -> None:
+    for run in steps:
+        is_plain = run.top is None and run.logits is None
+        for ticket, index, replayed in run.waiters:
+            if is_plain and not replayed:
+                ticket.put_plain(index, run.result)
+            else:
+                ticket.put(index, run.results, run.tensors, replayed)
 
 
 def _complete_other(work: Work, event: Event, streams: dict[StreamRun, None]) -> None:

@@ -166,9 +166,12 @@ class RowsTicket:
         self._is_plain = True
         self._raw: list[Tensor] = []
 
-    def put_plain(self, index: int, result: packed.Result) -> None:
+    def put_plain(self, index: int, row: packed.Result | Header) -> None:
         """A row's results; the last row sends the reply."""
-        self._settle(index, result)
+        self._rows[index] = row
+        self._missing -= 1
+        if not self._missing:
+            self._send()
 
     def put(
         self, index: int, results: Header, tensors: Tensors | None = None, replayed: bool = False
@@ -178,19 +181,13 @@ class RowsTicket:
         results = with_raw(results, tensors, self._raw)
         if replayed:
             results = {**results, "replayed": True}
-        self._settle(index, results)
+        self.put_plain(index, results)
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:
         """A row's refusal."""
         self._is_plain = False
         self._outbox.refused[refusal.code] += 1
-        self._settle(index, refusal_fields(refusal))
-
-    def _settle(self, index: int, row: Header | packed.Result) -> None:
-        self._rows[index] = row
-        self._missing -= 1
-        if not self._missing:
-            self._send()
+        self.put_plain(index, refusal_fields(refusal))
 
     def _send(self) -> None:
         if self._is_plain:

@@ -77,7 +77,8 @@ class _Rows:
         sampling: SamplingParams | None, logits: bool, extras: Extras = NO_EXTRAS,
     ) -> None:  # fmt: skip
         """Queue a row; or answer it by another run of it, now or later."""
-        work, record = self._work, self._session.record(slot_id, epoch)
+        work, session = self._work, self._session
+        record = session.slots.get((slot_id, epoch)) or session.record(slot_id, epoch)
         digest = ("step", token, logits, sampling, extras)
         other = record.running
         if isinstance(other, StepRun) and other.pos == pos and other.digest == digest:

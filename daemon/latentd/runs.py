@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from latentd.extras import top_fields
 from latentd.operations import StepRequest
-from latentd.replies import logits_tensor, step_fields
+from latentd.replies import step_fields
 from latentd.routing import Sent
 from latentd.sessions import Stored
 from latentd_client import protocol
@@ -53,7 +53,7 @@ class StepRun(StepRequest):
     @property
     def tensors(self) -> Tensors | None:
         """The tensors of its reply."""
-        return logits_tensor(self.logits)
+        return None if self.logits is None else {"logits": self.logits}
 
     def is_in(self, session: Session) -> bool:
         """Whether it is of this session."""
