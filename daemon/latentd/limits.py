@@ -46,15 +46,17 @@ def make_limits(
     if bias is None and mask is None:
         return None
     ids, values = bias or (np.empty(0, np.int32), np.empty(0, np.float32))
-    check_bias(vocab, ids, values)
-    parts = [ids.tobytes(), values.tobytes()]
+    if bias is not None:
+        check_bias(vocab, ids, values)
     if mask is not None:
         mask = checked_mask(vocab, mask)
-        parts.append(mask.tobytes())
+    ids, values = ids.copy(), values.copy()
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return Limits(digest.digest(), ids.copy(), values.copy(), mask)
+    for part in (ids, values, mask):
+        if part is not None:
+            digest.update(part.nbytes.to_bytes(8, "little"))
+            digest.update(part.data)
+    return Limits(digest.digest(), ids, values, mask)
 
 
 def check_bias(vocab: int, ids: NDArray[np.int32], values: NDArray[np.float32]) -> None:

@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from latentd.limits import Limits
     from latentd_client.protocol import Header, Tensor
 
 
 def read_extras(
-    header: Header, raw: Sequence[Tensor], vocab: int, prompt_top: int | None = None
-) -> Extras:
-    """Of a request or of one of its rows; `prompt_top` is what an open asks of its prompt. Raises
-    RequestRejected("invalid")."""
+    header: Header, raw: Sequence[Tensor], vocab: int, prompt_top: int | None = None,
+    known: dict[str, Limits | None] | None = None,
+) -> Extras:  # fmt: skip
+    """Of a request or of one of its rows; `prompt_top` is what an open asks of its prompt. Rows
+    that name the same tensors share the limits in `known`. Raises RequestRejected("invalid")."""
     top = header.get("logprobs")
     bias, mask = header.get("bias"), header.get("mask")
     if not top and prompt_top is None and bias is None and mask is None:
         return NO_EXTRAS
-    limits = make_limits(
-        vocab,
-        None if bias is None else _read_bias(bias, raw),
-        None if mask is None else _read_mask(mask, raw, vocab),
-    )
-    return Extras(top or 0, prompt_top, limits)
+    if known is None:
+        return Extras(top or 0, prompt_top, _read_limits(bias, mask, raw, vocab))
+    names = repr((bias, mask))
+    if names not in known:
+        known[names] = _read_limits(bias, mask, raw, vocab)
+    return Extras(top or 0, prompt_top, known[names])
 
 
 def check_scores(extras: Extras, prompt_len: int, max_frame_bytes: int) -> None:
@@ -42,6 +44,16 @@ def check_scores(extras: Extras, prompt_len: int, max_frame_bytes: int) -> None:
     if extras.prompt_top is not None and size > max_frame_bytes:
         text = f"prompt_logprobs of {prompt_len} tokens would take {size} bytes a frame, at most"
         raise RequestRejected("too_large", f"{text} {max_frame_bytes}: ask for fewer of them")
+
+
+def _read_limits(
+    bias: Header | None, mask: Header | None, raw: Sequence[Tensor], vocab: int
+) -> Limits | None:
+    return make_limits(
+        vocab,
+        None if bias is None else _read_bias(bias, raw),
+        None if mask is None else _read_mask(mask, raw, vocab),
+    )
 
 
 def _read_bias(

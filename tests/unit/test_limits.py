@@ -180,3 +180,23 @@ def test_a_stored_bias_does_not_hold_the_frame_that_it_was_a_row_of() -> None:
     assert limits is not None
     assert limits.bias_ids.base is None
     assert limits.bias_values.base is None
+
+
+def test_rows_that_name_the_same_tensors_are_looked_at_once(
+    peer: Peer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def count(*given: Any) -> Any:
+        made.append(make_limits(*given))
+        return made[-1]
+
+    opened = [peer.open(key=str(number)) for number in range(4)]
+    monkeypatch.setattr("latentd.requests_extras.make_limits", count)
+    masks = np.stack([words(allow(5)), words(allow(6))])
+    rows = [
+        {**seat(slot), "mask": {"raw": 0, "row": number % 2}} for number, slot in enumerate(opened)
+    ]
+    reply = peer.ask("step", [masks], rows=rows)
+    assert [row["token"] for row in reply["rows"]] == [5, 6, 5, 6]
+    assert len(made) == 2
