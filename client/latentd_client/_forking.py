@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._exchange import Call
 from latentd_client._given import sampling_fields
-from latentd_client._opening import new_key
+from latentd_client._opening import ask_for_slot, new_key
 from latentd_client._reopening import ready
 
 if TYPE_CHECKING:
@@ -32,18 +32,16 @@ class Forking:
     key: str = field(default_factory=new_key)
 
     def run(self, calls: Calls, make: Make[S]) -> Script[S]:
-        """A new slot with the tokens of another one. A fork given up is closed when its reply
-        comes, unless the caller made the key."""
+        """A new slot with the tokens of another one."""
         source = self.source
         yield from ready(calls, source)
         fields: Header = {"session": calls.session, "key": self.own_key or self.key}
         fields |= {**source.seat, "pos": source.context_len}
         if self.sampling is not None:
             fields["sampling"] = sampling_fields(self.sampling)
+        fields["deadline_s"] = calls.limit(self.timeout_s)
         call = Call("fork", fields, (), self.timeout_s)
-        if self.own_key is None:
-            call.on_late = calls.orphans.append
-        reply = yield call
+        reply = yield from ask_for_slot(calls, call, self.own_key)
         known = None if source._known is None else source._known.copy(self.sampling)
         slot = make(reply.header, reply.raw, (), known)
         if source._is_forgotten:  # the daemon has not got the token that the source will append

@@ -33,6 +33,22 @@ def new_key() -> str:
     return secrets.token_hex(8)
 
 
+def ask_for_slot(calls: Calls, call: Call, own_key: str | None) -> Script[Reply]:
+    """The reply to a call that makes a slot. Given up it is cancelled, and a slot that comes all
+    the same is closed, unless the caller made the key."""
+    if own_key is None:
+        call.on_late = calls.orphans.append
+    try:
+        return (yield call)
+    except RequestRejected:
+        raise
+    except BaseException:
+        if own_key is None and call.pending is not None:
+            request = {"session": calls.session, "request": call.pending.request_id}
+            yield Call("cancel", request, expect=False)
+        raise
+
+
 @dataclass(frozen=True, eq=False)
 class Opening:
     """What an open asks for; repeated, it finds its slot by its `key`. With `own_key` the key is
@@ -53,20 +69,10 @@ class Opening:
         return make(header, raw, self.prompt, known)
 
     def ask(self, calls: Calls) -> Script[Reply]:
-        """Prefill the prompt. An open given up is cancelled, unless the caller made the key."""
+        """Prefill the prompt."""
         raw: list[Tensor] = []
         call = Call("open", self._fields(calls, raw), raw, self.timeout_s)
-        if self.own_key is None:
-            call.on_late = calls.orphans.append
-        try:
-            return (yield call)
-        except RequestRejected:
-            raise
-        except BaseException:
-            if self.own_key is None and call.pending is not None:
-                request = {"session": calls.session, "request": call.pending.request_id}
-                yield Call("cancel", request, expect=False)
-            raise
+        return (yield from ask_for_slot(calls, call, self.own_key))
 
     def _fields(self, calls: Calls, raw: list[Tensor]) -> Header:
         fields: Header = {"session": calls.session, "key": self.own_key or self.key}

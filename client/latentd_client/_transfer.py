@@ -134,6 +134,7 @@ class Adopting:
             text = "the session has ended, and what was put of this adoption with it: adopt again"
             raise RequestRejected("epoch_gone", text)
         fields = {"session": self.session, "key": self.key, **stage}
+        fields["deadline_s"] = self.calls.limit(self.timeout_s)
         return Call("adopt", fields, raw, self.timeout_s)
 
     def begin(self) -> Script[None]:

@@ -138,7 +138,7 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
     ),
     "credit": (_SESSION, Field("stream", "int", 0, _ID), Field("n", "int", 1)),
     "truncate": (_SESSION, *_SEAT, _POS, Field("to", "int")),
-    "fork": (_SESSION, Field("key", "str", 1, 64), *_SEAT, _POS, _SAMPLING),
+    "fork": (_SESSION, Field("key", "str", 1, 64), *_SEAT, _POS, _SAMPLING, _DEADLINE),
     "export": (
         _SESSION,
         *_SEAT,
@@ -154,6 +154,7 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
         Field("put", "map", required=False, inner=_PUT),
         Field("commit", "bool", required=False),
         Field("drop", "bool", required=False),
+        _DEADLINE,
     ),
     "close": (
         _SESSION,

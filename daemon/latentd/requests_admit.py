@@ -24,7 +24,7 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from latentd.runs import AttendRun, StepRun, VerifyRun, Waiter
+    from latentd.runs import AttendRun, SeatRun, StepRun, VerifyRun, Waiter
     from latentd.sessions import SlotRecord
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
@@ -71,7 +71,9 @@ def open_slot(
     return None
 
 
-def join(run: OpenRun | StepRun | VerifyRun | AttendRun, waiter: Waiter, expires_at: float) -> None:
+def join(
+    run: OpenRun | SeatRun | StepRun | VerifyRun | AttendRun, waiter: Waiter, expires_at: float
+) -> None:
     """Let a repeated request wait for the one in flight, which has its time too. Raises
     RequestRejected("busy")."""
     if len(run.waiters) >= MAX_WAITERS:

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.operations import SamplingParams
-from latentd.requests_admit import read_ids, read_sampling
+from latentd.replies import Ticket
+from latentd.requests_admit import join, read_ids, read_sampling
 from latentd.requests_export import page_checksums
+from latentd.runs import SeatRun
+from latentd.runs_waiting import seat_or_wait
 from latentd.sessions import OpenRecord, Stored
 from latentd_client import protocol
 from latentd_client.errors import RequestRejected
@@ -52,11 +55,16 @@ def adopt(
         text = f"adopt: one of the fields {', '.join(STAGES)} says what to do, {len(stages)} do"
         raise RequestRejected("invalid", text)
     if stages[0] == "drop":
-        known = key in session.adoptions
+        record = session.opens.get(key)
+        known = key in session.adoptions or (record is not None and record.run is not None)
         work.drop_adoption(session, key)
         return {"known": known}
     if stages[0] == "begin":
-        return _begin(work, session, key, header["begin"], raw)
+        run = SeatRun(
+            session, request_id, key, [(Ticket(work.outbox, peer, request_id), 0, False)],
+            work.expires_at(header.get("deadline_s")),
+        )  # fmt: skip
+        return _begin(work, run, header, raw)
     adoption = session.adoptions.get(key)
     if adoption is None:
         return _find_done(session, key)
@@ -70,10 +78,9 @@ def adopt(
         raise
 
 
-def _begin(
-    work: Work, session: Session, key: str, begin: Header, raw: Sequence[Tensor]
-) -> Header:  # fmt: skip
+def _begin(work: Work, run: SeatRun, header: Header, raw: Sequence[Tensor]) -> Header | None:
     """Take a seat and the pages, or find the adoption of the same key."""
+    session, key, begin = run.session, run.key, header["begin"]
     transfers, info = work.engine.transfers, work.engine.info
     for name, ours in asdict(transfers.geometry).items():
         if begin["geometry"][name] != ours:
@@ -82,23 +89,30 @@ def _begin(
     if begin["fingerprint"] != info.fingerprint:
         text = "adopt: fingerprint: the pages are of another model, numerics, device or version"
         raise RequestRejected("invalid", f"{text} than this daemon's: they would have other bits")
-    tokens = np.asarray(read_ids("adopt: field tokens", begin["tokens"], raw), np.int32)
+    tokens = np.array(read_ids("adopt: field tokens", begin["tokens"], raw), np.int32)
     sampling, token, salt = read_sampling(begin), begin.get("token"), begin.get("salt") or ""
     digest = ("adopt", hashlib.blake2b(tokens.tobytes()).digest(), token, sampling, salt)
-    known = session.opened(key, digest)
-    if known is None:
-        work.check_launch(None)
-        work.waiting.check_turn()
-        arrival = transfers.begin(tokens, token, sampling or SamplingParams(), salt)
-        expires_at = work.now + work.options.lease_s
-        session.adoptions[key] = Adoption(arrival, len(arrival.missing), expires_at)
-        session.opens[key] = OpenRecord(digest, None)
     results: Header = {
         "pages": -(-len(tokens) // transfers.geometry.page_size),
         "page_bytes": transfers.geometry.page_bytes,
         "limit_s": work.options.lease_s,
     }
-    return results if known is None else {**results, "replayed": True}
+    known = session.opened(key, digest)
+    if known is not None and known.run is not None:
+        join(known.run, (run.waiters[0][0], 0, True), run.expires_at)
+        return None
+    if known is not None:
+        return {**results, "replayed": True}
+    work.check_launch(header.get("deadline_s"))
+
+    def start() -> Header:
+        arrival = transfers.begin(tokens, token, sampling or SamplingParams(), salt)
+        expires_at = work.now + work.options.lease_s
+        session.adoptions[key] = Adoption(arrival, len(arrival.missing), expires_at)
+        session.opens[key] = OpenRecord(digest, None)
+        return results
+
+    return seat_or_wait(work, run, digest, start, tokens.nbytes)
 
 
 def _put(work: Work, adoption: Adoption, put: Header, raw: Sequence[Tensor]) -> Header:

@@ -94,6 +94,23 @@ class OpenRun:
 
 
 @dataclass(eq=False, slots=True)
+class SeatRun:
+    """A fork or the begin of an adoption that waits for its slot; `source` is the slot that is to
+    be forked, and busy meanwhile. `expires_at` is its deadline."""
+
+    session: Session
+    request_id: int
+    key: str
+    waiters: list[Waiter]
+    expires_at: float
+    source: SlotRecord | None = None
+
+    def is_in(self, session: Session) -> bool:
+        """Whether it is of this session."""
+        return self.session is session
+
+
+@dataclass(eq=False, slots=True)
 class StreamRun:
     """A stream: all its tokens so far, and how many of them its reader was sent.
 
@@ -196,4 +213,4 @@ def is_of_session(record: SlotRecord, session: Session) -> bool:
     return session.slots.get((record.slot_id, record.epoch)) is record
 
 
-Run: TypeAlias = "StepRun | VerifyRun | OpenRun | StreamRun | AttendRun"
+Run: TypeAlias = "StepRun | VerifyRun | OpenRun | SeatRun | StreamRun | AttendRun"

@@ -6,16 +6,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from latentd.runs import OpenRun, StreamRun
+from latentd.runs import OpenRun, SeatRun, StreamRun
+from latentd.sessions import OpenRecord
 from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 from latentd_client.fields import MAX_SEQUENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from latentd.operations import Request
     from latentd.runs import Run
     from latentd.sessions import Session
     from latentd.work import Work
+    from latentd_client.protocol import Header
 
 ENDS: Final = {"cancelled": "cancelled", "draining": "draining", "epoch_gone": "closed"}
 """How a stream ends that is turned away with a code, whether it has begun or not."""
@@ -32,6 +36,26 @@ def begin_open(work: Work, run: OpenRun, size: int) -> None:
     except RequestRejected as refusal:
         waiting.enter(Place(run, run.start, refusal, is_new=True, size=size))
         let_in(work)
+
+
+def seat_or_wait(
+    work: Work, run: SeatRun, digest: Hashable, start: Callable[[], Header], size: int = 0
+) -> Header | None:
+    """What `start` gives, which takes a seat; or None when the run waits for it, with what it keeps
+    in bytes, under its key. Raises RequestRejected."""
+    waiting, session = work.waiting, run.session
+    try:
+        waiting.check_turn()
+        return start()
+    except RequestRejected as refusal:
+        session.check_id(run.request_id)
+        waiting.enter(Place(run, start, refusal, is_new=True, size=size))
+    session.opens[run.key] = OpenRecord(digest, run)
+    session.running[run.request_id] = run
+    if run.source is not None:
+        run.source.running = run
+    let_in(work)
+    return None
 
 
 def park(work: Work, run: StreamRun) -> bool:
@@ -68,6 +92,8 @@ def let_in(work: Work) -> None:
     for run, outcome in work.waiting.retry(lambda: work.engine.room, work.now):
         if isinstance(outcome, RequestRejected):
             work.fail(run, outcome)
+        elif isinstance(outcome, dict):
+            _answer(work, run, outcome)
         else:
             _begin(work, run, outcome)
 
@@ -76,6 +102,16 @@ def _begin(work: Work, run: Run, request: Request) -> None:
     work.runs[request] = run
     if isinstance(run, OpenRun):
         run.request = request
+
+
+def _answer(work: Work, run: Run, results: Header) -> None:
+    """A fork or an adoption has its seat."""
+    assert isinstance(run, SeatRun)
+    work.leave(run.session, run)
+    if run.source is not None:
+        run.source.running = None
+    for ticket, index, replayed in run.waiters:
+        ticket.put(index, {"status": "ok", **results}, None, replayed)
 
 
 def turn_away(work: Work, run: Run, refusal: RequestRejected) -> None:

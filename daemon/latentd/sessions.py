@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from latentd.replies import Tensors
     from latentd.requests_adopt import Adoption
-    from latentd.runs import OpenRun, Run
+    from latentd.runs import OpenRun, Run, SeatRun
     from latentd_client.protocol import Header
 
 MAX_SESSIONS = 4096
@@ -112,7 +112,7 @@ class OpenRecord:
     """An open, fork or adoption under its key: on its way, or done with a stored reply."""
 
     digest: Hashable
-    run: OpenRun | None
+    run: OpenRun | SeatRun | None
     stored: Stored | None = None
 
     @property

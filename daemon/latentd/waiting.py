@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from latentd.operations import Request
     from latentd.room import RoomLeft
     from latentd.runs import Run
+    from latentd_client.protocol import Header
+
+    Outcome = Request | Header
+    """What the engine runs, or the results of what was done at once."""
 
 MAX_PASSED = 64
 """Requests for new slots that may pass the first one before all wait for it."""
@@ -37,7 +41,7 @@ class Place:
     not."""
 
     run: Run
-    start: Callable[[], Request]
+    start: Callable[[], Outcome]
     refusal: RequestRejected
     is_new: bool = False
     size: int = 0
@@ -121,11 +125,11 @@ class WaitingRoom:
         return True
 
     def check_turn(self) -> None:
-        """Raise RequestRejected for a newcomer that wants a slot and may not wait for it."""
+        """Raise RequestRejected for a newcomer that wants a slot, if others wait for theirs."""
         if self._new:
             first = next(iter(self._new.values())).refusal
             text = f"{len(self._new)} requests wait for room before it; retry later"
-            raise RequestRejected(first.code, text, **first.detail)
+            raise RequestRejected(first.code, text)
 
     def look_again(self) -> None:
         """Have the next retry look at everybody, and at the first one whatever it lacked."""
@@ -136,9 +140,9 @@ class WaitingRoom:
 
     def retry(
         self, room: Callable[[], RoomLeft], now: float
-    ) -> Iterator[tuple[Run, Request | RequestRejected]]:
-        """Start those that have room now, in their order; each with what came of it: its request,
-        or a refusal that no room would have spared it."""
+    ) -> Iterator[tuple[Run, Outcome | RequestRejected]]:
+        """Start those that have room now, in their order; each with what came of it, or a refusal
+        that no room would have spared it."""
         left, seen = room(), self._seen
         if seen is not None and left.pages <= seen.pages and left.slots <= seen.slots:
             return
@@ -154,11 +158,11 @@ class WaitingRoom:
                 yield place.run, outcome
         self._seen = room()
 
-    def _try(self, place: Place, room: RoomLeft) -> Request | RequestRejected | None:
+    def _try(self, place: Place, room: RoomLeft) -> Outcome | RequestRejected | None:
         """Start one; None: it waits on."""
         if place.run not in self or not place.may_fit(room):
             return None
-        outcome: Request | RequestRejected
+        outcome: Outcome | RequestRejected
         try:
             outcome = place.start()
         except RequestRejected as refusal:

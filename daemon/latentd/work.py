@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.routing import Sent
-from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun, VerifyRun
+from latentd.runs import AttendRun, OpenRun, SeatRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import let_in, turn_all_away, turn_away
 from latentd.waiting import WaitingRoom
 from latentd_client import protocol
@@ -123,7 +123,7 @@ class Work:
             run.granted -= unused
             self.engine.add_credit(run.request, -unused)
 
-    def leave(self, session: Session, run: OpenRun | StreamRun) -> None:
+    def leave(self, session: Session, run: OpenRun | SeatRun | StreamRun) -> None:
         """The request of a run is answered: its id means nothing any more."""
         if session.running.get(run.request_id) is run:
             del session.running[run.request_id]
@@ -134,6 +134,8 @@ class Work:
         run = session.running.get(request_id)
         if isinstance(run, OpenRun) or (isinstance(run, StreamRun) and run.end is None):
             self._stop(run, run.request)
+        elif isinstance(run, SeatRun):
+            self._stop(run, None)
         rows = [
             (request, row)
             for request, row in (*self.runs.items(), *((None, row) for row in self.waiting))
@@ -180,6 +182,8 @@ class Work:
         for run in list(session.running.values()):
             if isinstance(run, OpenRun):
                 self._stop(run, run.request)
+            elif isinstance(run, SeatRun):
+                self._stop(run, None)
         for record in session.slots.values():
             self.close_slot(record)
         for key in list(session.adoptions):
@@ -188,6 +192,9 @@ class Work:
     def drop_adoption(self, session: Session, key: str) -> None:
         """Forget an unfinished adoption and free its pages; without one nothing happens."""
         adoption = session.adoptions.pop(key, None)
+        record = session.opens.get(key)
+        if record is not None and isinstance(record.run, SeatRun):
+            self._stop(record.run, None)
         if adoption is not None:
             del session.opens[key]
             self.engine.transfers.drop(adoption.arrival)
@@ -203,9 +210,11 @@ class Work:
 
     def fail(self, run: Run, refusal: RequestRejected) -> None:
         """Nothing came of a run; a repetition may try again."""
-        if isinstance(run, OpenRun):
+        if isinstance(run, OpenRun | SeatRun):
             self.leave(run.session, run)
             run.session.opens.pop(run.key, None)
+            if isinstance(run, SeatRun) and run.source is not None:
+                run.source.running = None
         elif isinstance(run, AttendRun):
             for record in run.records:
                 record.running = None

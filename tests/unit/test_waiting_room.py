@@ -232,12 +232,81 @@ def test_where_all_slots_wait_for_each_other_the_newest_is_refused(
     assert read(peer, 2)[ids[0]]["context_len"] == 129
 
 
-def test_forks_and_adoptions_do_not_pass_those_who_wait(peer: Peer, running: Running) -> None:
-    slot = peer.open([1] * 64, key="a")
+def test_an_open_that_fits_passes_one_that_does_not(peer: Peer, running: Running) -> None:
+    peer.open([1] * 64, key="a")
     peer.send("open", key="b", prompt=[2] * 250)
     wait_until(lambda: waiting(running) == 1)
-    refused = peer.ask("fork", **seat(slot), key="f")
-    assert (refused["status"], "1 requests wait" in refused["error"]) == ("no_pages", True)
+    assert peer.open([3] * 64, key="c")["status"] == "ok"
+    assert waiting(running) == 1
+
+
+def test_a_fork_waits_for_its_page_and_keeps_its_slot_busy(
+    peer: Peer, running: Running, engine: FakeEngine
+) -> None:
+    slot, other = peer.open([1] * 63, key="a"), peer.open([2] * 190, key="b")
+    forks = [peer.send("fork", **seat(slot), key="f") for _ in range(2)]
+    wait_until(lambda: waiting(running) == 1)
+    assert peer.ask("step", **seat(slot))["status"] == "busy"
+    close(peer, other)
+    found = read(peer, 3)
+    first, second = (found[number] for number in forks)
+    assert (first["status"], first["token"], first["context_len"]) == ("ok", slot["token"], 63)
+    assert (second["epoch"], second["replayed"]) == (first["epoch"], True)
+    step = peer.ask("step", **seat(first))
+    assert step["token"] == engine.expected_token([1] * 63 + [slot["token"]])
+    assert peer.ask("step", **seat(slot))["status"] == "ok"
+
+
+@pytest.mark.parametrize("end", ["cancel", "close", "deadline"])
+def test_a_fork_that_waits_ends_with_its_request_or_its_slot(
+    peer: Peer, running: Running, end: str
+) -> None:
+    slot = peer.open([1] * 63, key="a")
+    peer.open([2] * 190, key="b")
+    deadline_s = 0.1 if end == "deadline" else 60.0
+    fork = peer.send("fork", **seat(slot), key="f", deadline_s=deadline_s)
+    if end != "deadline":
+        wait_until(lambda: waiting(running) == 1)
+    if end == "cancel":
+        peer.send("cancel", request=fork)
+    elif end == "close":
+        close(peer, slot)
+    status = {"cancel": "cancelled", "close": "epoch_gone", "deadline": "deadline"}[end]
+    assert read(peer, 1 if end == "deadline" else 2)[fork]["status"] == status
+    if end != "close":
+        assert peer.ask("truncate", **seat(slot), to=3)["status"] == "ok"
+
+
+def exported(peer: Peer, slot: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """A begin of the same sequence, and its raw frames: the tokens, and then a put's."""
+    peer.send("export", **seat(slot), first=0, count=1, tokens=True)
+    header, (pages, checksums, tokens) = peer.receive()
+    begin = {name: header[name] for name in ("geometry", "fingerprint", "token")}
+    return {**begin, "tokens": {"raw": 0}}, [tokens, pages, checksums]
+
+
+def test_the_begin_of_an_adoption_waits_for_its_pages(peer: Peer, running: Running) -> None:
+    slot, other = peer.open([1] * 60, key="a"), peer.open([2] * 190, key="b")
+    begin, (tokens, *page) = exported(peer, slot)
+    begun = peer.send("adopt", [tokens], key="d", begin=begin)
+    wait_until(lambda: waiting(running) == 1)
+    close(peer, other)
+    assert read(peer, 2)[begun]["pages"] == 1
+    put = {"first": 0, "pages": {"raw": 0}, "checksums": {"raw": 1}}
+    assert peer.ask("adopt", page, key="d", put=put)["missing"] == 0
+    assert peer.ask("adopt", key="d", commit=True)["context_len"] == 60
+
+
+def test_an_adoption_that_waits_can_be_dropped(peer: Peer, running: Running) -> None:
+    slot = peer.open([1] * 60, key="a")
+    peer.open([2] * 190, key="b")
+    begin, (tokens, *_) = exported(peer, slot)
+    begun = peer.send("adopt", [tokens], key="d", begin=begin)
+    wait_until(lambda: waiting(running) == 1)
+    drop = peer.send("adopt", key="d", drop=True)
+    found = read(peer, 2)
+    assert (found[begun]["status"], found[drop]["known"]) == ("cancelled", True)
+    assert waiting(running) == 0
 
 
 def test_the_figures_tell_who_waits_and_who_was_let_in(peer: Peer, running: Running) -> None:
