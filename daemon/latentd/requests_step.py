@@ -15,6 +15,7 @@ from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.extras import Extras
+    from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.work import Work
     from latentd_client.packed import StepsRequest
@@ -32,12 +33,14 @@ def step(
         ticket = RowsTicket(work.outbox, peer, request_id, len(rows))
     admission = _Rows(work, header["session"], header.get("deadline_s"), ticket)
     vocab = work.engine.info.vocab_size
+    known: dict[str, Limits | None] = {}
     for index, row in enumerate(rows):
         try:
             sampling = read_sampling(row) if "sampling" in row else None
             token, logits = row.get("token"), row.get("logits") is True
             seat = (row["slot"], row["epoch"], row["pos"])
-            admission.admit(index, *seat, token, sampling, logits, read_extras(row, raw, vocab))
+            extras = read_extras(row, raw, vocab, known=known)
+            admission.admit(index, *seat, token, sampling, logits, extras)
         except RequestRejected as refusal:
             ticket.refuse(index, refusal)
     return None

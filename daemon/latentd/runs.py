@@ -31,6 +31,8 @@ MAX_WAITERS = 16
 repetition only, and all of them are replies that the daemon will have to keep for it."""
 MAX_FRAME_TOKENS = 4096
 """Tokens in one frame of a stream (only a late or repeated reader gets that many at once)."""
+TOKEN_BYTES = 70
+"""A token and its log-probability in the lists of a stream."""
 MAX_FRAMES_EACH = 4
 """Frames of a stream in one turn: long ones with many likeliest tokens take a while to pack."""
 
@@ -145,6 +147,11 @@ class StreamRun:
     def ahead(self) -> int:
         """Credit that it has been granted and not used."""
         return self.granted - len(self.tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what its tokens take."""
+        return TOKEN_BYTES * len(self.tokens) * (1 + self.request.extras.top)
 
     def close(self, end: str) -> None:
         """It has ended; what it has is kept for its repetition."""

@@ -28,11 +28,11 @@ MAX_STORED_BYTES = 4 << 20
 MAX_CLOSED = 1024
 """Closed slots of a session whose stored replies are kept."""
 MAX_CLOSED_BYTES = 64 << 20
-"""Logits and the like kept in them (those of the slot closed last are always kept)."""
+"""Logits, streams and the like kept in them (those of the slot closed last are always kept)."""
 MAX_ALL_CLOSED_BYTES = 512 << 20
 """What the closed slots of all sessions may take; the session that has most of it gives way."""
 CLOSED_SLOT_BYTES = 4096
-"""What a closed slot takes beside tensors: its record and eight replies."""
+"""What a closed slot takes beside these: its record and eight replies."""
 
 
 def _hash(token: str) -> bytes:
@@ -166,7 +166,9 @@ class Session:
         opened = self.opens.get(record.key)
         kept = [*record.replies.values(), opened.stored if opened is not None else None]
         tensors = [one.tensors.values() for one in kept if one is not None and one.tensors]
+        streams = [one.results["run"] for one in kept if one is not None and "run" in one.results]
         size = sum(tensor.nbytes for each in tensors for tensor in each)
+        size += sum(stream.num_bytes for stream in streams)
         self.closed[record.slot_id, record.epoch] = size
         self.closed_bytes += size
         while len(self.closed) > 1 and (

@@ -4,7 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes import FakeEngine
 from gates import wait_until
+from latentd.runs import TOKEN_BYTES
 from latentd.sessions import (
     MAX_ALL_CLOSED_BYTES,
     MAX_CLOSED,
@@ -217,3 +219,16 @@ def test_nothing_is_counted_of_closed_slots_that_are_forgotten() -> None:
     sessions.forget_old(5.1)
     assert sessions._closed_weight == 0
     assert not any(session.closed for session in sessions)
+
+
+def test_the_tokens_of_streams_count_in_what_is_kept_of_closed_slots(
+    endpoint: str, engine: FakeEngine
+) -> None:
+    with serving(endpoint, engine) as running, Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        peer.send("stream", **seat(opened), max_steps=1000, credit=1000)
+        while peer.receive()[0].get("more"):
+            pass
+        peer.ask("close", slot=opened["slot"], epoch=opened["epoch"])
+        (session,) = running.server.sessions
+        assert session.closed_bytes == 1000 * TOKEN_BYTES
