@@ -1,7 +1,6 @@
 """A real systemd as pid 1 of a root of its own (systemd/boot.sh), with latentd installed in it.
 
-The code and the interpreter of this test run are mounted read-only below /opt/lab, wherever they
-are: the units hide /root, /home and /tmp. Every command and its output go to a transcript.
+Every command and its output go to a transcript.
 """
 
 from __future__ import annotations
@@ -13,32 +12,26 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from service_manager_root import CannotRun, binds, make_cgroup, remove_cgroup
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 HERE: Final = Path(__file__).parent / "systemd"
-ROOT: Final = Path(__file__).parents[1]
 KINDS: Final = ("mnt", "pid", "cgroup", "ipc", "uts", "net")
 UNSHARE: Final = ("unshare", "--fork", "--kill-child", "--pid", "--mount", "--cgroup", "--ipc",
                   "--uts", "--net", "--propagation", "private")  # fmt: skip
 ENTER: Final = ("--mount", "--pid", "--cgroup", "--ipc", "--uts", "--net", "--root", "--wd")
 NEEDED: Final = ("unshare", "nsenter", "findmnt", "pivot_root", "systemctl", "systemd-sysusers")
-CGROUPS: Final = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 BOOT_S: Final = 30.0
 PR_SET_PDEATHSIG: Final = 1
 CANNOT, REFUSED = 77, 99
 """Exit codes of boot.sh."""
-
-
-class CannotRun(Exception):
-    """This machine does not let us have a systemd of our own; the text says why."""
 
 
 class NotIsolated(Exception):
@@ -64,7 +57,7 @@ class Manager:
         self.folder = folder
         self.transcript = folder / "transcript"
         self._began = time.monotonic()
-        self._cgroup = _make_cgroup()
+        self._cgroup = make_cgroup()
         self._outer: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
@@ -76,9 +69,9 @@ class Manager:
     def boot(self, prepare: str) -> None:
         """Start it: `prepare` is a shell script that is run in the new root before systemd.
         Raises CannotRun and NotIsolated."""
-        binds, path = _binds()
-        (self.folder / "binds").write_text("".join(f"{one} {other}\n" for one, other in binds))
-        (self.folder / "prepare").write_text(f"PROGRAM='{path}'\n{prepare}")
+        mounts, python = binds()
+        (self.folder / "binds").write_text("".join(f"{one} {other}\n" for one, other in mounts))
+        (self.folder / "prepare").write_text(f"PROGRAM='{python}'\n{prepare}")
         outer = " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS)
         with tempfile.NamedTemporaryFile(dir="/tmp", prefix="latentd-outside-") as mark:
             environ = {
@@ -162,7 +155,7 @@ class Manager:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid or self._outer.pid, signal.SIGKILL)
             self._outer.wait()
-        _remove_cgroup(self._cgroup)
+        remove_cgroup(self._cgroup)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -171,53 +164,3 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
-
-
-def _make_cgroup() -> Path:
-    """A cgroup of version 2 for a systemd. Raises CannotRun."""
-    for top in CGROUPS:
-        if (top / "cgroup.controllers").exists():
-            try:
-                return Path(tempfile.mkdtemp(prefix="latentd-lab-", dir=top))
-            except OSError as error:
-                raise CannotRun(f"no cgroup can be made: {error}") from None
-    raise CannotRun("no cgroups of version 2 are mounted at /sys/fs/cgroup")
-
-
-def _remove_cgroup(top: Path) -> None:
-    """Remove a cgroup and those below it, as soon as their processes are gone."""
-    folders = [Path(name) for name, _, _ in os.walk(top, topdown=False)]
-    for folder in folders:
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            try:
-                folder.rmdir()
-                break
-            except OSError:
-                time.sleep(0.02)
-
-
-def _binds() -> tuple[list[tuple[Path, str]], str]:
-    """What is mounted inside, and the command line of a Python that has this one's modules."""
-    base, inside = Path(sys.base_prefix).resolve(), "/opt/lab"
-    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    library = sysconfig.get_config_var("LIBDIR")
-    binds = [(ROOT / "tests", f"{inside}/tests"), (ROOT / "systemd", f"{inside}/systemd")]
-    setting = ""
-    if base != Path("/usr"):
-        binds.append((base, f"{inside}/python"))
-        setting = f"LD_LIBRARY_PATH={inside}/python/lib "
-        python = Path(f"{inside}/python") / python.relative_to(base)
-    places = []
-    for number, folder in enumerate(_paths(base)):
-        binds.append((folder, f"{inside}/path{number}"))
-        places.append(f"{inside}/path{number}")
-    assert library is not None
-    return binds, f"env {setting}PYTHONPATH={':'.join(places)} {python}"
-
-
-def _paths(base: Path) -> Iterator[Path]:
-    """The folders of modules that do not come with the interpreter."""
-    for folder in dict.fromkeys(map(Path, sys.path)):
-        if folder.is_dir() and base not in folder.resolve().parents:
-            yield folder

@@ -134,6 +134,7 @@ def test_the_control_socket_cancels_a_stream(endpoint: str) -> None:
     with serving(endpoint) as running, Peer(endpoint) as peer:
         opened = peer.hello().open()
         stream = peer.send("stream", **seat(opened), max_steps=100, credit=3)
+        assert peer.receive()[0]["more"]  # it runs: the sockets do not wait for each other
         with Control(running.server.control_endpoint) as control:
             assert control.cancel(peer.session, stream)
         while (header := peer.receive()[0]).get("more"):
