@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from latentd import snapshot
 from latentd.operations import OpenRequest, StreamRequest
-from latentd.sessions import Sessions, SlotRecord
+from latentd.records import SlotRecord
+from latentd.sessions import Sessions
 from latentd_kernels.geometry import num_pages
 
 if TYPE_CHECKING:

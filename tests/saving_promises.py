@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import scenarios
 from latentd import snapshot
 from latentd.operations import SamplingParams
-from latentd.sessions import Sessions, SlotRecord
+from latentd.records import SlotRecord
+from latentd.sessions import Sessions
 from latentd_kernels.geometry import num_pages
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from latentd.extras import top_fields
 from latentd.operations import AttendDone, Failed, OpenDone, StreamTokens, VerifyDone
+from latentd.records import Stored
 from latentd.replies import logits_tensor
 from latentd.runs import AttendRun, OpenRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import park, put_back
-from latentd.sessions import Stored
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:

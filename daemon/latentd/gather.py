@@ -11,7 +11,7 @@ from latentd.runs import StepRun, VerifyRun
 
 if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
-    from latentd.sessions import SlotRecord
+    from latentd.records import SlotRecord
     from latentd.work import Work
 
 SHARE: Final = 0.15

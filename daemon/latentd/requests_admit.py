@@ -17,15 +17,14 @@ from latentd.replies import Ticket
 from latentd.requests_extras import check_scores, read_extras
 from latentd.runs import MAX_WAITERS, OpenRun
 from latentd.runs_waiting import begin_open
-from latentd.sessions import OpenRecord
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from latentd.records import SlotRecord
     from latentd.runs import AttendRun, SeatRun, StepRun, VerifyRun, Waiter
-    from latentd.sessions import SlotRecord
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 
@@ -56,7 +55,6 @@ def open_slot(
         elif record.stored is not None:
             ticket.put(0, record.stored.results, record.stored.tensors, True)
         return None
-    session.check_id(request_id)
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
     sampling = sampling or SamplingParams()
@@ -65,9 +63,7 @@ def open_slot(
     start = partial(work.engine.admit_open, prompt, sampling, logits, salt, extras)
     expires_at = work.expires_at(deadline_s)
     run = OpenRun(session, request_id, key, start, expires_at, [(ticket, 0, False)])
-    begin_open(work, run, prompt.nbytes)
-    session.opens[key] = OpenRecord(digest, run)
-    session.running[request_id] = run
+    begin_open(work, run, digest, prompt.nbytes)
     return None
 
 

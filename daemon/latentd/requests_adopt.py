@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.operations import SamplingParams
+from latentd.records import OpenRecord, Stored
 from latentd.replies import Ticket
 from latentd.requests_admit import join, read_ids, read_sampling
 from latentd.requests_export import page_checksums
 from latentd.runs import SeatRun
 from latentd.runs_waiting import seat_or_wait
-from latentd.sessions import OpenRecord, Stored
 from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from latentd.attending import AttendRequest, Bits
-    from latentd.sessions import Session, SlotRecord
+    from latentd.records import SlotRecord
+    from latentd.sessions import Session
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 

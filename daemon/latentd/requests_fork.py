@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from latentd.records import OpenRecord, Stored
 from latentd.replies import Ticket
 from latentd.requests_admit import check_idle, join, read_sampling
 from latentd.runs import SeatRun
 from latentd.runs_waiting import seat_or_wait
-from latentd.sessions import OpenRecord, Stored
 
 if TYPE_CHECKING:
     from latentd.work import Work

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from latentd.records import Stored
 from latentd.requests_admit import check_idle
 from latentd.requests_stream import resume_stream
-from latentd.sessions import Stored
 from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 

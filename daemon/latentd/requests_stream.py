@@ -17,7 +17,8 @@ from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from latentd.sessions import Session, SlotRecord
+    from latentd.records import SlotRecord
+    from latentd.sessions import Session
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from latentd.extras import top_fields
 from latentd.operations import StepRequest
+from latentd.records import Stored
 from latentd.replies import step_fields
 from latentd.routing import Sent
-from latentd.sessions import Stored
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from latentd.attending import AttendRequest
     from latentd.extras import Top
     from latentd.operations import Request, StreamRequest
+    from latentd.records import SlotRecord
     from latentd.replies import Outbox, RowsTicket, Tensors, Ticket
-    from latentd.sessions import Session, SlotRecord
+    from latentd.sessions import Session
     from latentd_client.protocol import Header
 
 Waiter: TypeAlias = "tuple[Ticket | RowsTicket, int, bool]"
@@ -39,7 +40,7 @@ MAX_FRAMES_EACH = 4
 
 @dataclass(eq=False, slots=True)
 class StepRun(StepRequest):
-    """A step in flight, and once it is done its own stored reply (see `sessions.Reply`).
+    """A step in flight, and once it is done its own stored reply (see `records.Reply`).
     `expires_at` is its deadline: until it is launched it can still be dropped."""
 
     record: SlotRecord

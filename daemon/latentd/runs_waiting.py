@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from latentd.records import OpenRecord
 from latentd.runs import OpenRun, SeatRun, StreamRun
-from latentd.sessions import OpenRecord
 from latentd.waiting import Place
 from latentd_client.errors import RequestRejected
 from latentd_client.fields import MAX_SEQUENCE
@@ -25,16 +25,17 @@ ENDS: Final = {"cancelled": "cancelled", "draining": "draining", "epoch_gone": "
 """How a stream ends that is turned away with a code, whether it has begun or not."""
 
 
-def begin_open(work: Work, run: OpenRun, size: int) -> None:
-    """Start a prompt, which keeps `size` bytes, or let it wait behind those that do. Raises
-    RequestRejected."""
-    waiting = work.waiting
+def begin_open(work: Work, run: OpenRun, digest: Hashable, size: int) -> None:
+    """Start a prompt, which keeps `size` bytes, or let it wait behind those that do, under its key.
+    Raises RequestRejected."""
+    run.session.check_id(run.request_id)
     try:
-        if waiting.has_new:
-            waiting.check_turn()
+        work.waiting.check_turn()
         _begin(work, run, run.start())
     except RequestRejected as refusal:
-        waiting.enter(Place(run, run.start, refusal, is_new=True, size=size))
+        work.waiting.enter(Place(run, run.start, refusal, is_new=True, size=size))
+    _note(run, digest)
+    if run in work.waiting:
         let_in(work)
 
 
@@ -43,19 +44,23 @@ def seat_or_wait(
 ) -> Header | None:
     """What `start` gives, which takes a seat; or None when the run waits for it, with what it keeps
     in bytes, under its key. Raises RequestRejected."""
-    waiting, session = work.waiting, run.session
     try:
-        waiting.check_turn()
+        work.waiting.check_turn()
         return start()
     except RequestRejected as refusal:
-        session.check_id(run.request_id)
-        waiting.enter(Place(run, start, refusal, is_new=True, size=size))
-    session.opens[run.key] = OpenRecord(digest, run)
-    session.running[run.request_id] = run
+        run.session.check_id(run.request_id)
+        work.waiting.enter(Place(run, start, refusal, is_new=True, size=size))
+    _note(run, digest)
     if run.source is not None:
         run.source.running = run
     let_in(work)
     return None
+
+
+def _note(run: OpenRun | SeatRun, digest: Hashable) -> None:
+    """It can be found by its key and by its request's id."""
+    run.session.opens[run.key] = OpenRecord(digest, run)
+    run.session.running[run.request_id] = run
 
 
 def park(work: Work, run: StreamRun) -> bool:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from latentd.extras import Top
 from latentd.operations import StreamRequest
+from latentd.records import OpenRecord, SlotRecord, Stored
 from latentd.runs import StreamRun
-from latentd.sessions import OpenRecord, Session, SlotRecord, Stored
+from latentd.sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from latentd.sessions import Reply, Sessions
+    from latentd.records import Reply
+    from latentd.sessions import Sessions
 
 
 @dataclass

@@ -16,19 +16,20 @@ from latentd_client.errors import RequestRejected
 if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
     from latentd.operations import Reason, Request
+    from latentd.records import SlotRecord
     from latentd.replies import Outbox
     from latentd.runs import Run
-    from latentd.sessions import Session, Sessions, SlotRecord
+    from latentd.sessions import Session, Sessions
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
     data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead,
-    `session_credits` all streams of a session together;
-    `max_waiting` the most requests for new slots that wait for room (0: nothing waits);
-    `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the time
-    that running work gets when the control socket is asked to drain without naming one."""
+    `session_credits` all streams of a session together; `max_waiting` the most requests for new
+    slots that wait for room (0: nothing waits); `spin_us` the time the engine thread polls after a
+    message before it blocks; `drain_s` the time that running work gets when the control socket is
+    asked to drain without naming one."""
 
     endpoint: str = protocol.DEFAULT_ENDPOINT
     control_endpoint: str = ""
