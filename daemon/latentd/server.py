@@ -129,8 +129,6 @@ class Server:
         try:
             while True:
                 now = work.now = time.monotonic()
-                if work.waiting.count:
-                    work.let_in()
                 self._take(listener)
                 if now >= work.next_deadline:
                     housekeeping.drop_late(work)
@@ -147,6 +145,8 @@ class Server:
                     self._retry_at = now + self._retry_s
                 if self._stop_at is not None and self._is_done(self._stop_at):
                     return
+                if work.waiting.count:
+                    work.let_in()
                 if not engine.has_work and not self._posts:
                     listener.wait(self._next_turn())
         except DeviceFault as fault:
