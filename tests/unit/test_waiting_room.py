@@ -14,8 +14,9 @@ from latentd_client import Client, Control
 from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from latentd.engine import Engine
     from serving import Running
 
 
@@ -326,3 +327,33 @@ def test_many_clients_get_their_texts_from_a_pool_too_small_for_them(
 ) -> None:
     happened = crowd.run(endpoint, 1, 15, cache)
     assert min(happened["written"], happened["waited"]) > 20, happened
+
+
+def test_a_stream_that_waited_in_the_middle_has_the_bits_of_one_that_did_not(
+    endpoint: str, start: Callable[..., Engine]
+) -> None:
+    engine = start(max_slots=2, kv_pages=5)
+    sampling = {"temperature": 1.0, "seed": 7}
+    found = []
+    with serving(endpoint, engine, max_waiting=8) as running, Peer(endpoint) as peer:
+        peer.hello()
+        for number, is_full in enumerate((False, True)):
+            slot = peer.open([5] * 60, key=f"a{number}", sampling=sampling)
+            other = peer.open([2] * 200, key=f"b{number}") if is_full else None
+            stream = peer.send("stream", **seat(slot), max_steps=20, credit=20)
+            if other is not None:
+                wait_until(lambda: waiting(running) == 1)
+                close(peer, other)
+            tokens: list[int] = []
+            logprobs: list[float] = []
+            last: dict[str, Any] = {}
+            while not last.get("end"):
+                header, _ = peer.receive()
+                if header["id"] == stream:
+                    tokens += header["tokens"]
+                    logprobs += header["logprobs"]
+                    last = header
+            found.append((tokens, logprobs, last["end"], last["context_len"]))
+            peer.ask("close", slot=slot["slot"], epoch=slot["epoch"])
+    assert found[0] == found[1]
+    assert found[0][2:] == ("max_steps", 80)
