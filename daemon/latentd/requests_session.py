@@ -147,7 +147,7 @@ def close(
     session = work.renew(header["session"], peer)
     if is_whole:
         work.end_session(session)
-        work.sessions.note_ended(session, work.now)
+        work.sessions.note_ended(session.token_hash, work.now)
         return {}
     if slot_id is None or epoch is None:
         raise RequestRejected("invalid", "close: slot and epoch go together")

@@ -212,9 +212,14 @@ class Sessions:
         session.forget(seat)
         self._closed_weight += session.closed_weight
 
-    def note_ended(self, session: Session, now: float) -> None:
+    @property
+    def ended(self) -> list[bytes]:
+        """The hashes of the tokens of sessions that were closed, within the grace period."""
+        return list(self._ended)
+
+    def note_ended(self, token_hash: bytes, now: float) -> None:
         """A session was closed by its owner, who may ask that again."""
-        self._ended[session.token_hash] = now
+        self._ended[token_hash] = now
         if len(self._ended) > MAX_SESSIONS:
             del self._ended[next(iter(self._ended))]
 

@@ -46,7 +46,8 @@ def save(
     slots, pages = engine_snapshot.take(engine, snapshot_sessions.seats(sessions))
     packing = Packing(KINDS)
     held = [snapshot_sessions.take(session) for session in sessions]
-    state = packing.pack({"slots": slots, "sessions": held}, "state")
+    whole = {"slots": slots, "sessions": held, "ended": sessions.ended}
+    state = packing.pack(whole, "state")
     sums: list[int] = []
 
     def told() -> Any:
@@ -98,6 +99,8 @@ def restore(
     now = time.monotonic()
     for session in held:
         snapshot_sessions.put_back(sessions, session, now)
+    for token_hash in state.get("ended", ()):
+        sessions.note_ended(token_hash, now)
     return _summary(len(slots), len(held), count * page_bytes)
 
 

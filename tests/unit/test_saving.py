@@ -252,6 +252,16 @@ def test_a_second_restart_goes_on_with_what_nobody_has_reclaimed(lives: Lives) -
         assert again.ask("step", **seat(opened))["context_len"] == 4
 
 
+def test_a_close_of_the_session_is_repeated_across_the_restart(lives: Lives) -> None:
+    with Peer(lives.endpoint) as peer:
+        peer.hello().open()
+        peer.ask("close")
+        lives.restart()
+        with reconnect(lives, peer) as again:
+            assert again.ask("close")["replayed"]
+            assert again.ask("ping")["status"] == "epoch_gone"
+
+
 def test_a_session_that_nobody_reclaims_ends_with_lease_and_grace(
     endpoint: str, tmp_path: Path
 ) -> None:
