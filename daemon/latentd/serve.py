@@ -18,6 +18,7 @@ import torch
 
 from latentd import handed_over, snapshot, snapshot_files
 from latentd.backend import start_engine
+from latentd.freed_memory import keep_freed_memory
 from latentd.leaving import leaving_on_device_fault
 from latentd.preflight import check_endpoints, raise_file_limit
 from latentd.server import Server
@@ -68,6 +69,7 @@ class Daemon:
         signal.signal(signal.SIGHUP, self._hang_up)
         begin = time.monotonic()
         raise_file_limit()
+        keep_freed_memory()
         listening = handed_over.take()
         check_endpoints(server_options, listening)
         if self._save_to is not None:
