@@ -1,5 +1,6 @@
 """Commands against a real daemon process on the CPU backend, with a tiny random model."""
 
+import argparse
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from latentd.commands import latency
+from latentd.commands import bench_attend, latency
 from latentd.commands.child import Child
 from latentd.demo import model_dir
 from latentd_client import Client, Control, RequestRejected, protocol
@@ -177,7 +178,19 @@ def test_bench_attend_measures_every_case(daemon: Child) -> None:
     for case in cases:
         assert 0 < case["p50_us"] <= case["p90_us"] <= case["p99_us"]
         assert case["p50_us"] <= case["token_us"]
-        assert case["device_us"] > 0
+
+
+def test_the_device_time_of_attention_is_of_its_own_case(
+    daemon: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = argparse.Namespace(context=4, steps=2, seconds=10.0)
+    with Client(daemon.endpoint) as client:
+        bench_attend.measure(client, 1, args)
+        measured = bench_attend.measure(client, 1, args)
+        assert measured.device_us is None
+        monkeypatch.setattr(bench_attend, "RING_STEPS", 9)  # as if it looked back on no more
+        measured = bench_attend.measure(client, 1, args)
+        assert measured.device_us is not None
 
 
 def test_the_device_time_of_a_case_is_of_its_own_steps(

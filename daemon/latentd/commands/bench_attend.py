@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             if rows > most:
                 args.parser.error(f"--rows {rows}: at most {most} here")
         counts = args.rows or [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= most]
-        results = (_measure(client, rows, args) for rows in counts)
+        results = (measure(client, rows, args) for rows in counts)
         if args.json:
             facts = {name: getattr(info, name) for name in ("model", "device", "dtype", "numerics")}
             cases = [asdict(result) for result in results]
@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
+def measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
+    """Run one case, of `args.context`, `args.steps` and `args.seconds`."""
     slots: list[Slot] = []
     q, latent = draw(client.info, rows)
     try:
