@@ -32,10 +32,11 @@ mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mn
 root=/mnt/root
 
 step="folders of its own"
-for folder in tmp var/tmp run dev root home; do
+for folder in tmp var/tmp run dev root home etc/systemd; do
   mkdir -p "$root/$folder"
   mount -t tmpfs -o mode=755 tmpfs "$root/$folder"
 done
+: > "$root/etc/fstab"
 chmod 1777 "$root/tmp" "$root/var/tmp"
 chmod 700 "$root/root"
 mkdir -p "$root/run/systemd/system" "$root/run/lock" "$root/dev/shm" "$root/dev/pts"
@@ -65,13 +66,13 @@ while read -r source target; do
 done < "$LAB/binds"
 cp "$LAB/prepare" "$root/run/prepare"
 
-# What would look after real hardware and disks.
+# What would look after real hardware and disks, or do what the machine does now and then.
 for unit in systemd-sysctl modprobe@ systemd-modules-load systemd-binfmt systemd-remount-fs systemd-timesyncd \
   systemd-udevd systemd-udev-trigger systemd-random-seed systemd-tmpfiles-setup \
   systemd-tmpfiles-setup-dev systemd-tmpfiles-clean systemd-update-utmp systemd-sysusers; do
   ln -sf /dev/null "$root/run/systemd/system/$unit.service"
 done
-for unit in systemd-tmpfiles-clean.timer dev-hugepages.mount dev-mqueue.mount sys-kernel-debug.mount \
+for unit in timers.target paths.target dev-hugepages.mount dev-mqueue.mount sys-kernel-debug.mount \
   sys-kernel-tracing.mount sys-kernel-config.mount sys-fs-fuse-connections.mount \
   proc-sys-fs-binfmt_misc.automount; do
   ln -sf /dev/null "$root/run/systemd/system/$unit"
@@ -89,7 +90,7 @@ rmdir /outer
 
 [ "$(findmnt -n -o FSTYPE /)" = overlay ] || refuse "the root is no overlay"
 [ ! -e "$MARK" ] || refuse "the outer /tmp is visible"
-for folder in /tmp /var/tmp /run /dev /root /home; do
+for folder in /tmp /var/tmp /run /dev /root /home /etc/systemd; do
   [ "$(findmnt -n -o FSTYPE "$folder")" = tmpfs ] || refuse "$folder is no tmpfs"
 done
 for folder in /proc/sys /sys; do
