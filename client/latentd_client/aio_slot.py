@@ -12,7 +12,7 @@ from latentd_client._given import token_ids
 from latentd_client._slot import BaseSlot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
     from latentd_client._aio_session import AsyncSession
@@ -52,7 +52,7 @@ class AsyncSlot(BaseSlot):
         stop_sequences: Iterable[Iterable[int]] = (), credit: int | None = None,
         logprobs: int = 0, sampling: Sampling | None = None, bias: Bias | None = None,
         mask: Mask | None = None, draft: Draft | None = None, timeout_s: float | None = None,
-    ) -> AsyncIterator[Step]:  # fmt: skip
+    ) -> AsyncGenerator[Step, None]:  # fmt: skip
         """See `Slot.stream`. After a `break` the stream ends with the next call on the slot, or
         when the generator is closed (`contextlib.aclosing`)."""
         extras = asked(sampling, False, logprobs, bias, mask)
@@ -69,11 +69,11 @@ class AsyncSlot(BaseSlot):
 
     def resume_stream(
         self, *, credit: int | None = None, timeout_s: float | None = None
-    ) -> AsyncIterator[Step]:
+    ) -> AsyncGenerator[Step, None]:
         """See `Slot.resume_stream`."""
         return self._iterate(_streaming.resume(self._session.calls, self, credit, timeout_s))
 
-    async def _iterate(self, reader: StreamReader) -> AsyncIterator[Step]:
+    async def _iterate(self, reader: StreamReader) -> AsyncGenerator[Step, None]:
         """The steps of a stream, which begins with the first one asked for."""
         session, calls = self._session, self._session.calls
         try:
@@ -85,7 +85,7 @@ class AsyncSlot(BaseSlot):
             if reader.end is None:
                 await session.run_now(_streaming.hang_up(calls, self))
 
-    async def _iterate_drafts(self, reader: DraftReader) -> AsyncIterator[Step]:
+    async def _iterate_drafts(self, reader: DraftReader) -> AsyncGenerator[Step, None]:
         """The same of drafts that are verified."""
         session, calls = self._session, self._session.calls
         while step := await session.run(

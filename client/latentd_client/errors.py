@@ -8,6 +8,7 @@ LatentdError                     everything below; `code` is stable, the text is
     SessionLost                  a daemon is there that does not know the session: restarted
                                  without its state; slots must be opened again
       ModelChanged               it would give other tokens: none of them can be opened again
+  TextError                      a text or tokenizer that will not do (client side)
   DeadlineExceeded               no reply in time; the step may have run, repeat it safely
 """
 
@@ -26,7 +27,8 @@ CODES: Final = frozenset(
 
 
 class LatentdError(Exception):
-    """Base of all errors of latentd; `code` is one of CODES, "connection_lost" or "protocol"."""
+    """Base of all errors of latentd; `code` is one of CODES, "connection_lost", "protocol" or
+    "text"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,6 +49,13 @@ class ProtocolError(LatentdError):
 
     def __init__(self, message: str) -> None:
         super().__init__("protocol", message)
+
+
+class TextError(LatentdError):
+    """What `latentd_client.text` cannot do: no tokenizer, another model's, or no text to go on."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("text", message)
 
 
 class ConnectionLost(LatentdError):

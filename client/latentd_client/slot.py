@@ -12,7 +12,7 @@ from latentd_client._given import token_ids
 from latentd_client._slot import BaseSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from latentd_client._drafting import Draft, DraftReader
@@ -59,7 +59,7 @@ class Slot(BaseSlot):
         stop_sequences: Iterable[Iterable[int]] = (), credit: int | None = None,
         logprobs: int = 0, sampling: Sampling | None = None, bias: Bias | None = None,
         mask: Mask | None = None, draft: Draft | None = None, timeout_s: float | None = None,
-    ) -> Iterator[Step]:  # fmt: skip
+    ) -> Generator[Step, None, None]:  # fmt: skip
         """Decode up to `max_steps` tokens; the daemon runs ahead of the reader by up to `credit`
         (64). Ends after a token of `stop`, or the last one of a sequence of `stop_sequences`; that
         is yielded and not appended.
@@ -85,14 +85,16 @@ class Slot(BaseSlot):
 
     def resume_stream(
         self, *, credit: int | None = None, timeout_s: float | None = None
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Go on with the stream that a broken connection has cut off, from behind the last step it
         yielded: no token is missed or decoded twice. The daemon keeps the stream until the lease is
         over. Raises RequestRejected("position_conflict") without one; else like `stream`."""
         reader = _streaming.resume(self._session.calls, self, credit, timeout_s)
         return self._iterate(reader, timeout_s)
 
-    def _iterate(self, reader: StreamReader, timeout_s: float | None) -> Iterator[Step]:
+    def _iterate(
+        self, reader: StreamReader, timeout_s: float | None
+    ) -> Generator[Step, None, None]:
         """The steps of a stream, which begins with the first `next`."""
         session, calls = self._session, self._session.calls
         try:
@@ -104,7 +106,9 @@ class Slot(BaseSlot):
             if reader.end is None:
                 session.run_now(_streaming.hang_up(calls, self))
 
-    def _iterate_drafts(self, reader: DraftReader, timeout_s: float | None) -> Iterator[Step]:
+    def _iterate_drafts(
+        self, reader: DraftReader, timeout_s: float | None
+    ) -> Generator[Step, None, None]:
         """The same of drafts that are verified."""
         session, calls = self._session, self._session.calls
         while step := session.run(lambda: _drafting.draft_next(calls, self, reader), timeout_s):

@@ -105,6 +105,26 @@ def test_generate_takes_bytes_that_are_no_text(daemon: Child) -> None:
     assert (raw.returncode, raw.stdout, raw.stderr) == (0, named.stdout, "")
 
 
+def test_generate_takes_and_gives_the_text_of_a_tokenizer(daemon: Child, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{number}": number for number in range(256)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    common = ("generate", "--max-steps", "9", "--endpoint", daemon.endpoint)
+    ids = latentd(*common, "--ids", "--tokens", "7,8").stdout.split()
+    done = latentd(*common, "w7 w8", "--tokenizer", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [f"w{number}" for number in ids]
+
+
+def test_generate_names_a_tokenizer_that_is_not_there(daemon: Child, tmp_path: Path) -> None:
+    common = ("generate", "text", "--endpoint", daemon.endpoint)
+    done = latentd(*common, "--tokenizer", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot read {tmp_path}/tokenizer.json: No such file" in done.stderr
+
+
 def test_generate_refuses_an_empty_prompt(daemon: Child) -> None:
     for prompt in (("",), ("--tokens", "")):
         done = latentd("generate", *prompt, "--endpoint", daemon.endpoint)

@@ -120,8 +120,8 @@ def test_the_installed_command_installs_the_units(bare_python: Path, tmp_path: P
 def test_the_client_imports_without_torch_cuda_or_safetensors(bare_python: Path) -> None:
     done = run(
         bare_python, "-c",
-        "import sys, importlib.util; from latentd_client import Client, AsyncClient;"
-        "print([m for m in ('torch', 'cuda', 'safetensors')"
+        "import sys, importlib.util; from latentd_client import Client, AsyncClient, text;"
+        "print([m for m in ('torch', 'cuda', 'safetensors', 'tokenizers')"
         " if m in sys.modules or importlib.util.find_spec(m)])",
     )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -15,6 +15,7 @@ from latentd.commands.latency import Case, measure
 from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_daemon
 from latentd.engine_stats import RING_STEPS
 from latentd_client import Client
+from latentd_client.text import ByteCodec
 
 if TYPE_CHECKING:
     import argparse
@@ -87,7 +88,8 @@ def show_text(endpoint: str, args: argparse.Namespace) -> None:
 
         stop = stop_tokens(client.info, None)
         prompt = demo.encode(args.prompt)
-        print_text(timed(continuation(client, prompt, args.max_steps, stop, sampling_of(args))))
+        tokens = timed(continuation(client, prompt, args.max_steps, stop, sampling_of(args)))
+        print_text(tokens, ByteCodec(), prompt)
     first_ms = (times[1] - times[0]) * 1e3 if len(times) > 1 else 0.0
     print(f"\n\nprompt of {len(prompt)} tokens: first token after {first_ms:.1f} ms")
     if len(times) > 2:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentd import demo
 from latentd.commands.connecting import (
     add_connection,
     add_sampling,
@@ -17,15 +16,14 @@ from latentd.commands.connecting import (
 )
 from latentd.commands.parsing import EXIT_USAGE, Parser, add_command
 from latentd_client import Client
+from latentd_client.text import BYTE_VOCABS, TextReader, load_codec
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from latentd_client import DaemonInfo, Sampling
-
-BYTE_VOCABS = range(256, 512)
-"""Vocabulary sizes of byte-level models: 256 bytes and perhaps some special tokens."""
+    from latentd_client.text import Codec
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -35,7 +33,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument(
         "prompt", nargs="?", metavar="TEXT",
-        help="prompt for a byte-level model such as the demo; - reads it from stdin",
+        help="prompt; - reads it from stdin. Models that are not byte-level (as the demo is) need "
+        "--tokenizer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH",
+        help="the model's tokenizer.json, or its folder (pip install 'latentd[text]')",
     )  # fmt: skip
     parser.add_argument(
         "--tokens", type=token_ids, metavar="IDS", help="prompt as token ids: 1,2,3 (any model)"
@@ -63,23 +66,26 @@ def run(args: argparse.Namespace) -> int:
     if (args.prompt is None) == (args.tokens is None):
         args.parser.error("give either TEXT or --tokens")
     with Client(args.endpoint, timeout_s=args.timeout_s) as client:
-        as_text = client.info.vocab_size in BYTE_VOCABS and not args.ids
-        if args.tokens is None and client.info.vocab_size not in BYTE_VOCABS:
+        codec = codec_of(client.info, args.tokenizer)
+        if args.tokens is not None:
+            prompt = args.tokens
+        elif codec is not None:
+            prompt = codec.encode(_text(args.prompt))
+        else:
             print(
                 f"{args.parser.prog}: {client.info.model} has {client.info.vocab_size} tokens, "
-                "not bytes: give the prompt as --tokens",
+                "not bytes: give its --tokenizer, or the prompt as --tokens",
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        prompt = args.tokens if args.tokens is not None else demo.encode(_text(args.prompt))
         if not prompt:
             args.parser.error("the prompt is empty: there is nothing to continue")
         tokens = continuation(
             client, prompt, args.max_steps, stop_tokens(client.info, args.stop), sampling_of(args),
             "ngram" if args.draft else None,
         )  # fmt: skip
-        if as_text:
-            print_text(tokens)
+        if codec is not None and not args.ids:
+            print_text(tokens, codec, prompt)
         else:
             for token in tokens:
                 print(token, end=" ", flush=True)
@@ -109,12 +115,19 @@ def stop_tokens(info: DaemonInfo, given: list[int] | None) -> list[int]:
     return list(info.eos_token_ids) if given is None else given
 
 
-def print_text(tokens: Iterator[int]) -> None:
-    """Print byte tokens as UTF-8 as they come; special tokens beyond the bytes are left out."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+def codec_of(info: DaemonInfo, path: Path | None) -> Codec | None:
+    """What makes text of tokens; None for a model without bytes. Raises TextError."""
+    if path is None and info.vocab_size not in BYTE_VOCABS:
+        return None
+    return load_codec(info, path)
+
+
+def print_text(tokens: Iterator[int], codec: Codec, prompt: Sequence[int]) -> None:
+    """Print tokens behind a prompt as text as they come; special tokens are left out."""
+    reader = TextReader(codec, context=prompt)
     for token in tokens:
-        print(decoder.decode(bytes([token] if token < 256 else [])), end="", flush=True)
-    print(decoder.decode(b"", final=True), end="", flush=True)
+        print(reader.push(token), end="", flush=True)
+    print(reader.finish(), end="", flush=True)
 
 
 def _text(argument: str) -> str:
