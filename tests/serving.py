@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import termios
 import threading
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from fakes import FakeEngine
+from gates import wait_until
 from latentd import snapshot
 from latentd.server import Server, ServerOptions
+from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -77,6 +82,7 @@ class Peer:
         self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
         self.socket.connect(endpoint)
         self.session = ""
+        self.sent_bytes = 0
         self._id = 0
 
     def send(self, op: str, raw: Sequence[Any] = (), **fields: Any) -> int:
@@ -85,7 +91,9 @@ class Peer:
         header = {"v": 1, "id": self._id, "op": op}
         if self.session:
             header["session"] = self.session
-        self.socket.send_multipart(protocol.encode({**header, **fields}, raw))
+        frames = protocol.encode({**header, **fields}, raw)
+        self.sent_bytes += sum(len(frame) + (2 if len(frame) < 256 else 9) for frame in frames)
+        self.socket.send_multipart(frames)
         return self._id
 
     def receive(self) -> tuple[dict[str, Any], list[Any]]:
@@ -117,6 +125,31 @@ class Peer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def arriving(running: Running, *peers: Peer) -> Iterator[None]:
+    """While the daemon waits for a launch: what these peers send on ipc within has arrived at its
+    end."""
+    wait_until(lambda: bool(running.engine.launches.in_flight))
+    before = sum(peer.sent_bytes for peer in peers)
+    yield
+    sent = sum(peer.sent_bytes for peer in peers) - before
+    wait_until(lambda: num_unread(running) == sent)
+
+
+def num_unread(running: Running) -> int:
+    """Bytes of all peers on ipc that the daemon has not read yet."""
+    listener = running.server._listener
+    assert listener is not None
+    router = listener.router
+    assert isinstance(router, ZmtpRouter)
+    size = array("i", [0])
+    total = 0
+    for peer in list(router._peers.values()):
+        fcntl.ioctl(peer.socket, termios.FIONREAD, size)
+        total += size[0]
+    return total
 
 
 def seat(opened: dict[str, Any]) -> dict[str, Any]:

@@ -19,22 +19,21 @@ from latentd.replies import Outbox
 from latentd.server import Server, ServerOptions
 from latentd.zmq_router import ZmqRouter
 from latentd_client import Client, ConnectionLost, Control, RequestRejected
-from serving import Peer, seat, serving
+from serving import Peer, arriving, seat, serving
 
 
 def test_requests_of_several_clients_share_a_launch(endpoint: str) -> None:
     engine = FakeEngine()
     gate = Gate(engine)
-    with serving(endpoint, engine), Peer(endpoint) as one, Peer(endpoint) as two:
+    with serving(endpoint, engine) as running, Peer(endpoint) as one, Peer(endpoint) as two:
         first, second = one.hello().open(key="a"), two.hello().open(key="b")
         blocker = one.open(key="c")
         gate.shut()
         one.send("step", **seat(blocker))
-        wait_until(lambda: bool(engine.launches.in_flight))
-        before = engine.fake.launches
-        one.send("step", **seat(first))
-        two.send("step", **seat(second))
-        time.sleep(0.2)
+        with arriving(running, one, two):
+            before = engine.fake.launches
+            one.send("step", **seat(first))
+            two.send("step", **seat(second))
         gate.open()
         assert one.receive()[0]["status"] == two.receive()[0]["status"] == "ok"
         assert one.receive()[0]["status"] == "ok"
@@ -42,24 +41,21 @@ def test_requests_of_several_clients_share_a_launch(endpoint: str) -> None:
 
 
 def test_one_operation_a_slot_and_busy_for_another(endpoint: str) -> None:
-    engine = FakeEngine()
-    gate = Gate(engine)
-    with serving(endpoint, engine), Peer(endpoint) as peer:
-        opened, blocker = peer.hello().open(key="a"), peer.open(key="b")
-        gate.shut()
-        peer.send("step", **seat(blocker))
-        time.sleep(0.2)
-        first = peer.send("step", **seat(opened))
-        others = [
-            peer.send("step", **seat(opened), token=5),
-            peer.send("truncate", **seat(opened), to=0),
-            peer.send("stream", **seat(opened), max_steps=3, credit=3),
-        ]
-        time.sleep(0.2)
-        gate.open()
-        replies = {header["id"]: header for header, _ in (peer.receive() for _ in range(5))}
-        assert replies[first]["context_len"] == 4
-        assert [replies[other]["status"] for other in others] == ["busy"] * 3
+    with serving(endpoint), Peer(endpoint) as peer:
+        opened = peer.hello().open()
+        stream = peer.send("stream", **seat(opened), max_steps=2, credit=1)
+        here = seat({**opened, "context_len": peer.receive()[0]["context_len"]})
+        others: dict[str, dict[str, Any]] = {
+            "step": {},
+            "truncate": {"to": 0},
+            "stream": {"max_steps": 3, "credit": 3},
+        }
+        for op, fields in others.items():
+            reply = peer.ask(op, **here, **fields)
+            assert (reply["status"], reply["retry_after_s"] > 0) == ("busy", True)
+        peer.ask("credit", stream=stream, n=1)
+        last, _ = peer.receive()
+        assert (last["id"], last["end"], last["context_len"]) == (stream, "max_steps", 5)
 
 
 def test_a_row_named_twice_is_busy_the_second_time(endpoint: str) -> None:
@@ -117,12 +113,12 @@ def test_a_cancelled_stream_tells_where_it_stopped(endpoint: str) -> None:
 def test_a_cancelled_open_is_answered_and_leaves_no_slot(endpoint: str) -> None:
     engine = FakeEngine()
     gate = Gate(engine)
-    with serving(endpoint, engine), Peer(endpoint) as peer:
+    with serving(endpoint, engine) as running, Peer(endpoint) as peer:
         peer.hello()
         gate.shut()
         opening = peer.send("open", key="a", prompt=list(range(256)) * 8)
-        peer.send("cancel", request=opening)
-        time.sleep(0.2)
+        with arriving(running, peer):
+            peer.send("cancel", request=opening)
         gate.open()
         replies = {header["id"]: header for header, _ in (peer.receive(), peer.receive())}
         assert replies[opening]["status"] == "cancelled"
