@@ -71,7 +71,9 @@ def _read_mask(mask: Header, raw: Sequence[Tensor], vocab: int) -> NDArray[np.ui
     if len(bits) != -(-vocab // 8):
         text = f"field mask has {len(bits)} bytes, must be {-(-vocab // 8)} for {vocab} ids"
         raise RequestRejected("invalid", text)
-    return np.pad(bits, (0, -len(bits) % 4)).view(np.uint32)
+    if len(bits) % 4:
+        bits = np.pad(bits, (0, -len(bits) % 4))
+    return bits.view(np.uint32)
 
 
 def _pick(
