@@ -248,3 +248,18 @@ def a_prompt_in_runs_has_the_bits_of_its_chunks(own: Engine, service: Engine, le
     assert replay(records, sends) == length * own.info.layers
     scenarios.close(own, slot)
     service.close(*sends.seats[slot.request.slot_id])
+
+
+def daemons_of_both_kinds_have_the_same_bits(full: Engine, alone: Engine, positions: int) -> None:
+    """One that serves the whole model and one that serves attention alone."""
+    found: list[list[bytes]] = []
+    for engine in (full, alone):
+        service = EngineService(engine)
+        found.append(
+            [
+                service(layer, [(0, pos)], *random_rows(engine, 1, 9 * pos + layer)).tobytes()
+                for pos in range(positions)
+                for layer in range(engine.info.layers)
+            ]
+        )
+    assert found[0] == found[1]

@@ -9,7 +9,7 @@ import pytest
 
 import attend_promises
 import scenarios
-from attend_promises import EngineService, random_rows, run_all
+from attend_promises import EngineService, random_rows
 from latentd.backend_cuda import CudaBackend
 from latentd.demo import model_dir
 from latentd.model import published
@@ -106,19 +106,7 @@ def test_a_daemon_of_attention_alone_has_the_bits_of_one_of_the_whole_model(star
         "model_dir": model_dir(), "weights": "checkpoint", "device": "cuda", "kv_pages": "auto"
     }  # fmt: skip
     full, alone = start(**usual), start(attend_only=True, selftest=True, **usual)
-    found = []
-    for engine in (full, alone):
-        seat = engine.admit_open([], SamplingParams(seed=1), False)
-        run_all(engine)
-        for pos in range(70):
-            for layer in range(engine.info.layers):
-                rows = [(seat.slot_id, seat.epoch, pos)]
-                engine.admit_attend(layer, rows, *random_rows(engine, 1, 9 * pos + layer))
-                (done,) = run_all(engine)
-                assert isinstance(done, AttendDone)
-                found.append(done.o)
-    half = len(found) // 2
-    assert all(np.array_equal(a, b) for a, b in zip(found[:half], found[half:], strict=True))
+    attend_promises.daemons_of_both_kinds_have_the_same_bits(full, alone, 70)
 
 
 def test_attention_beside_a_stream_changes_no_bit_of_either(start: Start) -> None:

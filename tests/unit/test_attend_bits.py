@@ -80,20 +80,7 @@ def test_a_daemon_of_attention_alone_has_the_bits_of_one_of_the_whole_model(star
     usual = {"model_dir": model_dir(), "weights": "checkpoint"}
     full, alone = start(**usual), start(attend_only=True, selftest=True, **usual)
     assert alone.startup.weight_bytes < full.startup.weight_bytes / 4
-    found = []
-    for engine in (full, alone):
-        seat = engine.admit_open([], SamplingParams(seed=1), False)
-        run_all(engine)
-        for pos in range(3):
-            q, latent = random_rows(engine, 1, pos)
-            for layer in range(engine.info.layers):
-                rows = [(seat.slot_id, seat.epoch, pos)]
-                engine.admit_attend(layer, rows, q, latent)
-                (done,) = run_all(engine)
-                assert isinstance(done, AttendDone)
-                found.append(done.o)
-    half = len(found) // 2
-    assert all(np.array_equal(a, b) for a, b in zip(found[:half], found[half:], strict=True))
+    attend_promises.daemons_of_both_kinds_have_the_same_bits(full, alone, 3)
 
 
 def test_a_forked_slot_goes_on_with_the_same_bits_and_leaves_its_source_alone(start: Start) -> None:

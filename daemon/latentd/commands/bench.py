@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from latentd.commands import bench_attend, bench_kernels
-from latentd.commands.connecting import add_connection, positive_float, positive_int
+from latentd.commands.bench_cases import ROWS, add_case_flags, print_json
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
 from latentd.engine_stats import RING_STEPS
-from latentd_client import Client, DaemonInfo, __version__
+from latentd_client import Client, DaemonInfo
 
 if TYPE_CHECKING:
     import argparse
@@ -34,20 +31,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "- where a case is too short to have run them all; over it: what the "
         "median request of those same steps took beyond device."
     )
-    parser.add_argument(
-        "--steps", type=positive_int, default=1024, metavar="N",
-        help="requests of each case (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=positive_float, default=10.0, metavar="S",
-        help="end a case after this time (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--context", type=positive_int, default=16, metavar="N",
-        help="tokens in each slot at the start (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_connection(parser)
+    add_case_flags(parser, 1024, "requests")
     bench_attend.add(parts)
     bench_kernels.add(parts)
 
@@ -60,14 +44,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(f"--context {args.context}: at most {info.max_ctx - WARM_UP - 1} here")
     results = (measure(args.endpoint, case) for case in cases(info, args))
     if args.json:
-        names = ("model", "device", "dtype", "numerics", "max_ctx", "max_slots")
-        facts = {name: getattr(info, name) for name in names}
-        cases_done = [asdict(result) for result in results]
-        report = {
-            "latentd": __version__, "daemon": facts, "context": args.context, "cases": cases_done,
-        }  # fmt: skip
-        json.dump(report, sys.stdout, indent=2)
-        print()
+        print_json(info, args.context, results)
     else:
         print(f"{info.model} on {info.device}, {info.numerics}, {args.context} tokens at the start")
         print_table(results)
@@ -76,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def cases(info: DaemonInfo, args: argparse.Namespace) -> Iterator[Case]:
     """The cases that this daemon has slots for."""
-    for rows in (1, 2, 4, 8, 16, 32, 64, 128):
+    for rows in ROWS:
         if rows <= info.max_slots:
             yield Case("step", rows, 1, args.context, args.steps, args.seconds)
     for clients in (2, 4):

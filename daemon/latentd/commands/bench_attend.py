@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from latentd.commands.connecting import add_connection, positive_float, positive_int
+from latentd.commands.bench_cases import ROWS, add_case_flags, print_json
+from latentd.commands.connecting import positive_int
 from latentd.commands.latency import WARM_UP
 from latentd.commands.parsing import Parser, add_command
 from latentd.engine_stats import RING_STEPS
-from latentd_client import Client, __version__
+from latentd_client import Client
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from latentd_client import DaemonInfo, Slot
 
@@ -48,20 +47,7 @@ def add(parts: argparse._SubParsersAction[Parser]) -> None:
         "--rows", type=positive_int, action="append", default=[], metavar="N",
         help="slots in a request; may be given again (default 1, 2, 4, ... that fit)",
     )  # fmt: skip
-    parser.add_argument(
-        "--steps", type=positive_int, default=128, metavar="N",
-        help="positions of each case (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=positive_float, default=10.0, metavar="S",
-        help="end a case after this time (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--context", type=positive_int, default=16, metavar="N",
-        help="positions in each slot at the start (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_connection(parser)
+    add_case_flags(parser, 128, "positions")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,31 +60,32 @@ def run(args: argparse.Namespace) -> int:
         for rows in args.rows:
             if rows > most:
                 args.parser.error(f"--rows {rows}: at most {most} here")
-        counts = args.rows or [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128) if rows <= most]
+        counts = args.rows or [rows for rows in ROWS if rows <= most]
         results = (measure(client, rows, args) for rows in counts)
         if args.json:
-            facts = {name: getattr(info, name) for name in ("model", "device", "dtype", "numerics")}
-            cases = [asdict(result) for result in results]
-            report = {"latentd": __version__, "daemon": facts, "context": args.context}
-            json.dump({**report, "cases": cases}, sys.stdout, indent=2)
-            print()
+            print_json(info, args.context, results)
             return 0
         print(
             f"{info.model} on {info.device}, {info.numerics}, {info.layers} layers, "
             f"{args.context} tokens at the start"
         )
-        print(
-            f"{'rows':>5}{'requests':>10}{'p50 us':>10}{'p90 us':>10}{'p99 us':>10}"
-            f"{'device us':>11}{'token us':>11}"
-        )
-        for row in results:
-            device = "-" if row.device_us is None else f"{row.device_us:.1f}"
-            print(
-                f"{row.rows:>5}{row.requests:>10}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
-                f"{row.p99_us:>10.1f}{device:>11}{row.token_us:>11.1f}",
-                flush=True,
-            )
+        print_table(results)
     return 0
+
+
+def print_table(results: Iterable[Measured]) -> None:
+    """One line a case; printed as the cases end."""
+    print(
+        f"{'rows':>5}{'requests':>10}{'p50 us':>10}{'p90 us':>10}{'p99 us':>10}"
+        f"{'device us':>11}{'token us':>11}"
+    )
+    for row in results:
+        device = "-" if row.device_us is None else f"{row.device_us:.1f}"
+        print(
+            f"{row.rows:>5}{row.requests:>10}{row.p50_us:>10.1f}{row.p90_us:>10.1f}"
+            f"{row.p99_us:>10.1f}{device:>11}{row.token_us:>11.1f}",
+            flush=True,
+        )
 
 
 def measure(client: Client, rows: int, args: argparse.Namespace) -> Measured:
