@@ -24,13 +24,12 @@ EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
 FAREWELL_MS = 100
 """What the end of a session has to leave, where nobody waits for the answer."""
-RETRY_S = 0.002
-"""Between two attempts to send."""
+RETRY_S = 0.002  # between two attempts to send
 
 
 class AsyncLink:
-    """A connection and the requests in flight on it. It belongs to the event loop that runs when it
-    is made; neither the loop nor the watch keep it alive."""
+    """A connection of the event loop that runs now, and the requests in flight on it. Neither the
+    loop nor the watch keep it alive."""
 
     def __init__(self, endpoint: str) -> None:
         """Connect. Raises ConnectionLost."""
@@ -41,12 +40,12 @@ class AsyncLink:
         self._session = ""  # set by watch
         self._context = zmq.Context()
         sock = self.socket = _wire.make_socket(self._context)
-        sock.setsockopt(zmq.RCVTIMEO, 0)
-        sock.setsockopt(zmq.SNDTIMEO, 0)
+        for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
+            sock.setsockopt(option, 0)
         try:
             _wire.connect(sock, endpoint)
             receive = weakref.WeakMethod(self.receive)
-            self.loop.add_reader(int(sock.getsockopt(zmq.FD)), _call, receive)
+            self.loop.add_reader(int(sock.getsockopt(zmq.FD)), call_method, receive)
         except BaseException:
             self.close()
             raise
@@ -58,8 +57,8 @@ class AsyncLink:
         self._session = session
         self._watch = Watch(
             self.socket, info.control, session, info.lease_s,
-            lambda: loop.call_soon_threadsafe(_call, renew),
-            lambda: loop.call_soon_threadsafe(_call, wake_all),
+            lambda: loop.call_soon_threadsafe(call_method, renew),
+            lambda: loop.call_soon_threadsafe(call_method, wake_all),
         )  # fmt: skip
 
     def follow(self, info: DaemonInfo, session: str) -> None:
@@ -145,8 +144,11 @@ class AsyncLink:
 
     def _renew(self) -> None:
         """Renew the lease here; its reply is skipped when it comes."""
-        _, frames = self.exchange.start(Call("ping", {"session": self._session}, expect=False))
-        self._send(frames)
+        self.send_now(Call("ping", {"session": self._session}, expect=False))
+
+    def send_now(self, call: Call) -> None:
+        """Send what nobody waits for, if that goes now."""
+        self._send(self.exchange.start(call)[1])
 
     def _abandon_all(self, but: int | None = None) -> None:
         for pending in self.exchange.abandon_all(but):
@@ -159,18 +161,18 @@ class AsyncLink:
             return
         if self._watch is not None:
             self._watch.stop()
-        if not self.loop.is_closed():
-            self.loop.remove_reader(int(self.socket.getsockopt(zmq.FD)))
+        if self.loop.is_closed():
+            return self._close_socket()
+        self.loop.remove_reader(int(self.socket.getsockopt(zmq.FD)))
         self._close_socket()
-        if not self.loop.is_closed():
-            self._abandon_all()
+        self._abandon_all()
 
     def leave(self) -> None:
         """Close the connection when the event loop has ended, without waiting for the watch."""
-        if self._watch is not None:
-            self._watch.leave(self._close_socket)
-        else:
+        if self._watch is None:
             self._close_socket()
+        else:
+            self._watch.leave(self._close_socket)
 
     def _close_socket(self) -> None:
         self.socket.close(FAREWELL_MS)
@@ -178,8 +180,7 @@ class AsyncLink:
 
 
 def forget(link: AsyncLink, pid: int) -> None:
-    """Nobody knows the client any more and nobody has closed it: stop to renew its lease. Without
-    any waiting: an interrupt is ignored while something is being collected."""
+    """Stop to renew the lease of a client that nobody knows any more; waits for nothing."""
     if pid != os.getpid():
         return
     try:
@@ -193,7 +194,7 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a method of something that is still there."""
-    if (bound := method()) is not None:
+def call_method(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method of something, if that is still there."""
+    if bound := method():
         bound()

@@ -10,7 +10,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
-from latentd_client._aio_link import AsyncLink, forget
+from latentd_client._aio_link import AsyncLink, call_method, forget
 from latentd_client._calls import Calls
 from latentd_client._exchange import Call
 from latentd_client._given import seconds
@@ -69,6 +69,8 @@ class AsyncSession:
                 raise ConnectionLost(text) from None
             raise
         link.exchange.heed(info)
+        close = weakref.WeakMethod(self._close_orphans)
+        self.calls.on_orphan = lambda: link.loop.call_soon(call_method, close)
 
     async def run(self, make: Callable[[], Script[T]], timeout_s: float | None) -> T:
         """Drive a script; where slots are opened again, make and drive it again as long as that may
@@ -114,16 +116,14 @@ class AsyncSession:
     async def _end_session(self) -> None:
         """Tell the daemon, if it is there; in another event loop without an answer."""
         link = self.link
-        if link is None or not self.calls.session or self.calls.is_lost:
-            return
-        if link.losses != self._known_losses:
+        is_known = self.calls.session and not self.calls.is_lost
+        if link is None or not is_known or link.losses != self._known_losses:
             return
         with contextlib.suppress(LatentdError):
             if link.is_here():
                 await self._drive(self.calls.end_session(1.0), time.monotonic() + 1.0)
             else:
-                call = Call("close", {"session": self.calls.session}, expect=False)
-                await link.perform(call, 1.0)
+                link.send_now(Call("close", {"session": self.calls.session}, expect=False))
 
     def _release(self) -> None:
         if self.link is not None:
@@ -150,11 +150,15 @@ class AsyncSession:
                 async with self._mending:
                     await self._mend(link, min(deadline, time.monotonic() + RECOVERY_S))
             session = self.calls.session
-            if self.calls.orphans:
-                await self._drive(self.calls.close_orphans(), deadline)
             return await self._drive(make(), deadline)
         except RequestRejected as refusal:
             raise self.calls.note(refusal, session) from None
+
+    def _close_orphans(self) -> None:
+        """A slot has come that nobody wants."""
+        for call in self.calls.close_orphans():
+            if isinstance(call, Call) and self.link is not None and not self.is_closed:
+                self.link.send_now(call)
 
     async def _mend(self, link: AsyncLink, deadline: float) -> None:
         """After a broken connection: go on if the same daemon still knows the session, else with

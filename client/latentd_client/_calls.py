@@ -25,6 +25,8 @@ from latentd_client.errors import (
 from latentd_client.results import DaemonInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from latentd_client._slot import BaseSlot
     from latentd_client.protocol import Header
 
@@ -51,6 +53,7 @@ class Calls:
         self.session = ""
         self.session_bytes = b""
         self.orphans: list[Header] = []  # slots whose open was given up, to be closed
+        self.on_orphan: Callable[[], object] = lambda: None
 
     def limit(self, timeout_s: float | None) -> float:
         """The time of a call in seconds."""
@@ -104,6 +107,11 @@ class Calls:
             error = self.translate(error)
         is_passing = error.code in PASSING or isinstance(error, (ConnectionLost, DeadlineExceeded))
         return self.reopens and is_passing and not isinstance(error, ModelChanged)
+
+    def orphan(self, header: Header) -> None:
+        """Nobody wants the slot of this reply any more."""
+        self.orphans.append(header)
+        self.on_orphan()
 
     def close_orphans(self) -> Script[None]:
         """Close the slots of opens that were answered after their caller had given up."""

@@ -37,7 +37,7 @@ def ask_for_slot(calls: Calls, call: Call, own_key: str | None) -> Script[Reply]
     """The reply to a call that makes a slot. Given up it is cancelled, and a slot that comes all
     the same is closed, unless the caller made the key."""
     if own_key is None:
-        call.on_late = calls.orphans.append
+        call.on_late = calls.orphan
     try:
         return (yield call)
     except RequestRejected:

@@ -167,7 +167,7 @@ class Adopting:
         """All is there: the slot."""
         call = self._call({"commit": True})
         if self.own_key is None:
-            call.on_late = self.calls.orphans.append
+            call.on_late = self.calls.orphan
         reply = yield call
         known = None
         if self.calls.reopens:
