@@ -69,9 +69,16 @@ class JsonCodec:
 def load_codec(info: DaemonInfo, path: str | os.PathLike[str] | None = None) -> Codec:
     """The codec of the model that a daemon serves: that of `path`, a tokenizer.json or the folder
     of one on this machine (a checkpoint, for example), or without it bytes for a byte-level model
-    such as the demo. Raises TextError, also when the two do not fit each other."""
+    such as the demo. Raises TextError, also when it is not the file that lies with the checkpoint
+    on the daemon's side (to use another one all the same, make a JsonCodec of it)."""
     if path is not None:
-        return codec_for(info, JsonCodec(path))
+        codec = JsonCodec(path)
+        if info.tokenizer not in ("", codec.sha256):
+            raise TextError(
+                f"{codec.path} is not the {FILE} of {info.model!r}'s checkpoint: its sha256 is "
+                f"{codec.sha256:.12}..., not {info.tokenizer:.12}..."
+            )
+        return codec_for(info, codec)
     if info.vocab_size not in BYTE_VOCABS:
         raise TextError(
             f"{info.model!r} has {info.vocab_size} tokens, not bytes: give the path of its {FILE}"

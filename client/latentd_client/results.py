@@ -115,6 +115,7 @@ class DaemonInfo:
     credits: int
     features: tuple[str, ...] = ()
     attend_only: bool = False
+    tokenizer: str = ""  # sha256 of the checkpoint's tokenizer.json, in hex, if it has one
 
     @classmethod
     def from_reply(cls, reply: Header) -> DaemonInfo:
@@ -148,6 +149,7 @@ class DaemonInfo:
                 credits=limits["credits"],
                 features=tuple(reply.get("features", ())),
                 attend_only=bool(reply.get("attend_only")),
+                tokenizer=str(model.get("tokenizer", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"the daemon's hello lacks a field: {error!r}") from None

@@ -13,7 +13,7 @@ from latentd import memory
 from latentd.backend_device import choose_device
 from latentd.backend_steps import CpuBackend, StepRunner
 from latentd.buffers import StepBuffers
-from latentd.checkpoint import inspect, load
+from latentd.checkpoint import inspect, load, tokenizer_hash
 from latentd.engine import Engine
 from latentd.model.config import ModelConfig
 from latentd.model.forward import Model
@@ -233,4 +233,5 @@ class _Start:
             dtype=options.dtype,
             device=self.startup.device,
             attend_only=options.attend_only,
+            tokenizer=tokenizer_hash(options.model_dir),
         )

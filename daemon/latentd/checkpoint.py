@@ -22,8 +22,9 @@ from latentd.weight_stream import Job, fill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CheckpointError", "CheckpointReport", "inspect", "load"]
+__all__ = ["CheckpointError", "CheckpointReport", "inspect", "load", "tokenizer_hash"]
 
+TOKENIZER = "tokenizer.json"
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -164,3 +165,16 @@ def _refuse_names(what: str, names: set[str]) -> None:
     if names:
         first, more = min(names), len(names) - 1
         raise CheckpointError(f"{first}: {what}" + (f" (and {more} more)" if more else ""))
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """The sha256 of a checkpoint's tokenizer.json, in hex: clients may ask whether theirs is the
+    same. Empty if there is none, or none that can be read; the daemon itself has no use for it."""
+    path = folder / TOKENIZER
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        pass
+    return ""

@@ -83,6 +83,7 @@ class ModelInfo:
     dtype: str
     device: str
     attend_only: bool = False
+    tokenizer: str = ""  # sha256 of the checkpoint's tokenizer.json, in hex
 
 
 @dataclass(eq=False, slots=True)

@@ -57,6 +57,7 @@ def _hello_fields(work: Work) -> Header:
             "heads": info.heads,
             "nope_dim": info.nope_dim,
             "v_dim": info.v_dim,
+            "tokenizer": info.tokenizer,
         },
         "max_ctx": info.max_ctx,
         "max_slots": info.max_slots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,15 @@ def test_cuda_is_refused_without_a_gpu(tiny_dir: Path) -> None:
     with pytest.raises(StartError, match="no NVIDIA GPU or no driver"):
         choose_device(EngineOptions(tiny_dir, device="cuda"))
     assert choose_device(EngineOptions(tiny_dir))[1] == "no NVIDIA GPU or no driver"
+
+
+def test_the_hash_of_the_tokenizer_beside_the_weights_is_told(
+    start: Start, write_config: Callable[..., Path]
+) -> None:
+    folder = write_config()
+    assert start(model_dir=folder).info.tokenizer == ""
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    assert start(model_dir=folder).info.tokenizer == hashlib.sha256(b"{}").hexdigest()
 
 
 def test_the_self_test_passes_and_leaves_nothing_behind(start: Start) -> None:

@@ -200,6 +200,30 @@ def test_a_checkpoints_tokenizer_gives_the_text_of_its_tokens(
         assert "\ufffd" not in codec.decode(codec.encode("The quick"))
 
 
+def test_another_file_than_that_of_the_checkpoint_is_refused_by_its_hash(
+    endpoint: str, make: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers")
+    from tokenizing import byte_level
+
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    sha256 = text.JsonCodec(tmp_path).sha256
+    with serving(endpoint, FakeEngine(vocab_size=320, tokenizer=sha256)):
+        helper = make(endpoint)
+        assert helper.client.info.tokenizer == sha256
+        codec = text.load_codec(helper.client.info, tmp_path)
+        (tmp_path / "tokenizer.json").write_text(
+            (tmp_path / "tokenizer.json").read_text().replace("<bos>", "<bes>")
+        )
+        with pytest.raises(
+            TextError, match=rf"not the tokenizer\.json of 'fake'.*, not {sha256[:12]}"
+        ):
+            text.load_codec(helper.client.info, tmp_path)
+        assert helper.generate("The", 5, text.JsonCodec(tmp_path)) == helper.generate(
+            "The", 5, codec
+        )
+
+
 def test_a_text_goes_on_in_the_next_life_of_its_daemon(
     endpoint: str, make: Callable[..., Any]
 ) -> None:
