@@ -6,11 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from fakes import FakeEngine, next_token
+from latentd import snapshot
 from latentd.server import ServerOptions
 from serving import Running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 class Lives:
@@ -22,10 +24,18 @@ class Lives:
         self.running: Running | None = None
         self.begin()
 
-    def begin(self, engine: FakeEngine | None = None) -> None:
-        """Be there; with an engine that knows nothing, unless one is given."""
+    def begin(self, engine: FakeEngine | None = None, restore: Path | None = None) -> None:
+        """Be there; with an engine that knows nothing, unless one is given, or a snapshot."""
         self.engine = FakeEngine() if engine is None else engine
-        self.running = Running(self.engine, self._options)
+        self.running = Running(self.engine, self._options, restore)
+
+    def drain(self, saved: Path | None = None) -> None:
+        """Be gone in order, perhaps with a snapshot."""
+        assert self.running is not None
+        running, self.running = self.running, None
+        running.stop(0.1)
+        if saved is not None:
+            snapshot.save(self.engine, running.server.sessions, saved)
 
     def end(self) -> None:
         """Be gone at once, without a word to anybody."""

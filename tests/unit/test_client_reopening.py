@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,6 +294,41 @@ def test_a_draining_daemon_is_outlived(client: Any, lives: Lives, endpoint: str)
     tokens += [step.token for step in stream]
     thread.join()
     assert tokens == continued(PROMPT, 21)[1:]
+
+
+def test_in_a_restored_session_a_stream_and_a_step_go_on_and_nothing_is_opened_again(
+    client: Any, lives: Lives, tmp_path: Path
+) -> None:
+    slot, other = client.open(PROMPT), client.open(PROMPT)
+    stream = slot.stream(30, credit=4)
+    tokens = [next(stream).token for _ in range(7)]
+    told = other.step().token
+    lives.drain(tmp_path / "saved")
+    lives.begin(restore=tmp_path / "saved")
+    opened = lives.engine.stats()["opens"]
+    tokens += [step.token for step in stream]
+    assert tokens == continued(PROMPT, 31)[1:]
+    assert [told, other.step().token] == continued(PROMPT, 3)[1:]
+    assert lives.engine.stats()["opens"] == opened
+    assert lives.engine.slots.num_used == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_client_on_tcp_outlives_its_daemon(connect: Connect, count: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    with Lives(endpoint) as lives, connect(endpoint, reopen=True, timeout_s=20.0) as client:
+        slot = client.open(PROMPT)
+        for _ in range(count):
+            lives.restart_later(0.1).join()
+            slot.step()
+        stream, tokens = slot.stream(20, credit=2), []
+        for step in stream:
+            tokens.append(step.token)
+            if len(tokens) == 5:
+                lives.restart_later(0.1).join()
+        assert tokens == continued(PROMPT, 21 + count)[1 + count :]
 
 
 def test_a_call_gives_up_when_its_time_is_over(client: Any, lives: Lives) -> None:
