@@ -295,6 +295,7 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     "attend 64 heads": attention(64, LENGTHS),
     "attend 96 heads": attention(96, (129,)),
     "attend 96 heads, long": attention(96, (700,)),
+    "attend 96 heads, rehearsed": attention(96, (700,), min_chains=0),
     "attend 96 heads, 5 rows": attention(96, (1, 65, 1, 1, 1)),
     "attend 128 heads": attention(128, LENGTHS),
     "attend 128 heads, chains": attention(128, (700,), min_chains=0),

@@ -355,3 +355,24 @@ def test_no_page_of_this_step_is_read_before_its_append(appended: int) -> None:
     inputs.row_plan[:, 6] = 1000
     inputs.work[:, 10] = 1000
     assert not all(attempts())
+
+
+def test_ctas_that_rehearse_for_want_of_work_leave_no_trace() -> None:
+    """Enough rows for some splits a CTA, too few for a chain each: attend_many in attend.cu."""
+    case = make_case((1024,) * 8, 96, device="cuda")
+    splits = case.inputs.work[: num_ctas(CUDA), 3]
+    assert splits[0] > 1
+    assert (splits == 0).any()
+    ops = launches(case)
+    q_abs = absorb(case, ops)
+    workspace = allocate_workspace(8, 65_536, 96, "f32", CUDA)
+    workspace.partial_o.fill_(-7.0)
+    workspace.partial_ml.fill_(-7.0)
+    ops.attend(q_abs, case.slab, case.layer, workspace, 0, 8, case.scale)
+    torch.cuda.synchronize()
+    assert (workspace.partial_o[:32] != -7.0).any(-1).all()
+    assert (workspace.partial_o[32:] == -7.0).all()
+    assert (workspace.partial_ml[32:] == -7.0).all()
+    together = result(case)
+    for row in (0, 7):
+        assert torch.equal(result(select(case, [row]))[0], together[row])

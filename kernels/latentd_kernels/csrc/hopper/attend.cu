@@ -3,17 +3,42 @@
 
 namespace {
 
+// A page that is not mapped, for heads that no model has: nothing is read, and nothing written.
+LATENTD_DEVICE Work rehearsal() { return {0, INT16_MAX / kAnyTile, 0, 0, 1, {kPageSize, 0, 1, 1, 0, 1, 1, 1}}; }
+
+template <int kN>
+LATENTD_DEVICE Smem<kN>& shared_memory() {
+  extern __shared__ char raw[];
+  return *reinterpret_cast<Smem<kN>*>(raw + (-smem_u32(raw) & 1023));
+}
+
 template <int kN, int kRowHeads = kN>
 LATENTD_DEVICE void attend(const Args& args, const Work& work) {
   pdl_launch();
-  extern __shared__ char raw[];
-  Smem<kN>& smem = *reinterpret_cast<Smem<kN>*>(raw + (-smem_u32(raw) & 1023));
   const bool idle = work.num_splits <= 0;
   typename Attend<kN, kRowHeads>::Stream stream(args, work);
-  Attend<kN, kRowHeads> cta(args, smem);
-  if (!idle) cta.start(stream);
+  Attend<kN, kRowHeads> cta(args, shared_memory<kN>());
+  if (!idle) cta.start(stream, kStages);
   pdl_wait();
   if (!idle) cta.run(stream, work);
+}
+
+// The same for many heads. From 64 on absorb's CTAs leave no room beside theirs, and this one starts as the last of
+// them end: the query is asked for in front of the second page. Weights and pages drive the code out of the L2 cache
+// from layer to layer, and each first step through it waits for memory; so CTAs without work rehearse it, not waiting
+// for absorb, while the others wait for pages and query. Not where CTAs have a split each: expand's first CTAs, which
+// take the place of those without work, would come too late.
+template <int kN>
+LATENTD_DEVICE void attend_many(const Args& args, const Work& work, bool rehearses) {
+  pdl_launch();
+  using Stream = typename Attend<kN>::Stream;
+  const bool idle = work.num_splits <= 0 && !rehearses;
+  Stream stream = rehearses ? Stream(args) : Stream(args, work);
+  Attend<kN> cta(args, shared_memory<kN>());
+  if (!idle) cta.start(stream, 1);
+  if (!rehearses) pdl_wait();
+  if (!idle) cta.run(stream, rehearses ? rehearsal() : work);
+  if (rehearses) pdl_wait();
 }
 
 }  // namespace
@@ -61,13 +86,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                       const int* block_table, const RowPlan* row_plan, const Work* work, bf16* node_o, float2* node_ml,
                       int max_pages, int rows, int heads, float scale_log2) {
   const Work mine = work[blockIdx.x];
+  int head_tile = mine.head_tile;
+  bool rehearses = false;
+  if (mine.num_splits <= 0) {  // CTA 0 has work if there is any
+    head_tile = work[0].head_tile;
+    rehearses = work[0].num_splits > 1;
+  }
   Args args = {
       &query_map_32, {&low_map, &high_map}, block_table, row_plan, work, node_o, node_ml, max_pages, rows, heads,
       scale_log2};
-  if (mine.head_tile == 32) {
-    attend<32>(args, mine);
+  if (head_tile == 32) {
+    attend_many<32>(args, mine, rehearses);
   } else {
     args.query_map = &query_map_48;
-    attend<48>(args, mine);
+    attend_many<48>(args, mine, rehearses);
   }
 }

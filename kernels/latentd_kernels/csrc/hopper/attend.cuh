@@ -24,8 +24,8 @@ class Attend {
   LATENTD_DEVICE Attend(const Args& args, Smem<kN>& smem)
       : args_(args), smem_(smem), softmax_(smem, seat_, args.scale_log2) {}
 
-  // Barriers, and copies of all pages that may be read already. Before the wait.
-  LATENTD_DEVICE void start(Stream& stream) {
+  // Barriers, and copies of the first pages, up to so many, if they may be read already. Before the wait.
+  LATENTD_DEVICE void start(Stream& stream, int early_pages) {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         for (int part = 0; part < 2; ++part) {
@@ -38,7 +38,7 @@ class Attend {
       tensor_map_prefetch(args_.page_maps[0]);
       tensor_map_prefetch(args_.page_maps[1]);
       tensor_map_prefetch(args_.query_map);
-      fill_stages(stream, false);
+      while (filled_ < early_pages && stream.has_page() && stream.is_old()) fill_stage(stream);
     }
     __syncthreads();
 #pragma unroll
@@ -57,7 +57,7 @@ class Attend {
       if (threadIdx.x == 0) {
         if (kTiled) smem_.plans[segment & 1] = plan;
         load_query(row, head_group);
-        if (segment == 0) fill_stages(stream, true);
+        while (segment == 0 && filled_ < kStages && stream.has_page()) fill_stage(stream);
       }
       __syncwarp();
       barrier_wait(smem_u32(&smem_.query_full), segment & 1);
@@ -113,13 +113,11 @@ class Attend {
       tensor_load(query, args_.query_map, 0, head_group * kN, 0, row, query_full);
     }
   }
-  LATENTD_DEVICE void fill_stages(Stream& stream, bool all) {
-    while (filled_ < kStages && stream.has_page() && (all || stream.is_old())) {
-      const int page_id = stream.next();
-      copy_part(filled_, 0, page_id);
-      copy_part(filled_, 1, page_id);
-      ++filled_;
-    }
+  LATENTD_DEVICE void fill_stage(Stream& stream) {
+    const int page_id = stream.next();
+    copy_part(filled_, 0, page_id);
+    copy_part(filled_, 1, page_id);
+    ++filled_;
   }
 
   // Queues this warpgroup's share of S for one part of a page: k steps 2 seat_.group and 2 seat_.group + 1 of each box.
@@ -160,7 +158,7 @@ class Attend {
       PageTail<kN, kRowHeads>(smem_.pages[pages_done_ & 1], seat_)
           .mask(mine, plan.context_len - page_idx * kPageSize, kTiled ? plan.tile_rows : 1);
       if (softmax_.weigh(mine, page_of_split == 0, ends_split)) rescale();
-      multiply_values(page_of_split > 0, has_more, ends_node && kLeavesByPage);
+      multiply_values(page_of_split > 0, ends_split, has_more, ends_node && kLeavesByPage);
       if (ends_split) {
         const int node = plan.first_node + split / plan.splits_per_node;
         fold_split(plan, node, head0, ends_node);
@@ -198,9 +196,10 @@ class Attend {
     }
   }
 
-  // O += P V for this warpgroup's columns. The next page's S is queued behind it, so that the fold and a node's way out
-  // run under that. Each part of the page is released when its products are done, unless a node leaves through it.
-  LATENTD_DEVICE void multiply_values(bool accumulate, bool has_more, bool keeps_page) {
+  // O += P V for this warpgroup's columns; a split's sums are added up meanwhile. The next page's S is queued behind
+  // it, so that the fold and a node's way out run under that. Each part of the page is released when its products are
+  // done, unless a node leaves through it.
+  LATENTD_DEVICE void multiply_values(bool accumulate, bool ends_split, bool has_more, bool keeps_page) {
     const int stage = pages_done_ & 1, parity = pages_done_ >> 1 & 1;
     const uint32_t values = wgmma_operand(page(stage)), probs = wgmma_operand(smem_u32(smem_.probs));
     wgmma_fence();
@@ -216,6 +215,7 @@ class Attend {
       }
       wgmma_commit();
     }
+    if (ends_split) softmax_.store_sums();
     if (has_more) {
       wgmma_wait<1>();
       if (!keeps_page) release(stage, 0);
@@ -268,6 +268,7 @@ class Attend {
         }
       }
     }
+    named_sync(kWarpgroup + seat_.group, 128);  // the warps' sums
     if (seat_.group_thread < kN / 2) {
       const int head = seat_.group * (kN / 2) + seat_.group_thread;
       const float4 v = *reinterpret_cast<const float4*>(smem_.warp_sum[head]);

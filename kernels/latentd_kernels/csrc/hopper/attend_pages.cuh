@@ -33,6 +33,8 @@ class PageStream {
   LATENTD_DEVICE PageStream(const Args& args, const Work& work) : args_(args), row_(work.row) {
     enter(work.plan, work.first_split, work.num_splits);
   }
+  // One page that is not mapped.
+  LATENTD_DEVICE explicit PageStream(const Args& args) : args_(args), row_(0), end_page_(1), old_pages_(1) {}
   LATENTD_DEVICE bool has_page() const { return page_ < end_page_; }
   // Whether the page at hand holds no token of this step.
   LATENTD_DEVICE bool is_old() const { return page_ < old_pages_; }

@@ -18,8 +18,8 @@ class Softmax {
   LATENTD_DEVICE Softmax(Smem<kN>& smem, const Seat& seat, float scale_log2)
       : smem_(smem), seat_(seat), scale_log2_(scale_log2) {}
 
-  // p = 2^(score - M) into shared memory, for the split's reference maximum M of each head; sums of p by thread, which
-  // the split's last page adds up over each warp. Whether maxima moved: by smem.rescale.
+  // p = 2^(score - M) into shared memory, for the split's reference maximum M of each head (its last page stores it);
+  // sums of p by thread. Whether maxima moved: by smem.rescale.
   LATENTD_DEVICE bool weigh(const float (&mine)[kHalf], bool first, bool ends_split) {
     float sums[kHeads];
     bool exceeds = false;
@@ -34,7 +34,11 @@ class Softmax {
     store_probs(mine, sums);
     add_sums(sums, ends_split);
     proxy_fence();
-    exceeds = named_sync_or(kAll, kThreads, exceeds);
+    if (first) {
+      named_sync(kAll, kThreads);
+    } else {
+      exceeds = named_sync_or(kAll, kThreads, exceeds);
+    }
     if (exceeds) {  // rare; the same for all threads, but only the heads that exceed move
       choose_maximum(mine, false);
       store_probs(mine, sums);
@@ -45,6 +49,17 @@ class Softmax {
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) sum_[j] = sums[j];
     return exceeds;
+  }
+
+  // The split's sums over each warp; nothing waits for them but the split's fold.
+  LATENTD_DEVICE void store_sums() {
+#pragma unroll
+    for (int j = 0; j < kHeads; ++j) {
+      float sum = sum_[j];
+#pragma unroll
+      for (int d = 4; d < 32; d <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      if (seat_.lane < 4) smem_.warp_sum[seat_.group * (kN / 2) + seat_.half_head(j)][seat_.group_warp] = sum;
+    }
   }
 
  private:
@@ -95,15 +110,11 @@ class Softmax {
   LATENTD_DEVICE void add_sums(float (&sums)[kHeads], bool ends_split) {
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
-      float sum = sum_[j] + sums[j];
+      sums[j] += sum_[j];
       if (ends_split) {
-#pragma unroll
-        for (int d = 4; d < 32; d <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
         const int head = seat_.group * (kN / 2) + seat_.half_head(j);
-        if (seat_.lane < 4) smem_.warp_sum[head][seat_.group_warp] = sum;
         if (seat_.lane < 4 && seat_.group_warp == 0) smem_.split_max[head] = max_[j];
       }
-      sums[j] = sum;
     }
   }
 
