@@ -82,12 +82,13 @@ LATENTD_DEVICE int place_of(int line, int chunk) { return (chunk ^ line / 8 % 4 
 
 template <typename F>
 LATENTD_DEVICE void copy_weights(typename F::Smem& smem, const Args& args) {
+  const uint64_t policy = weight_policy();
   const bf16* src =
       args.kv_b + static_cast<int64_t>(blockIdx.y) * (F::kNope + args.v_dim) * kLatentDim + blockIdx.x * F::kCols;
 #pragma unroll
   for (int i = threadIdx.x; i < F::kNope * F::kCols / 8; i += F::kThreads) {
     const int line = i / (F::kCols / 8), chunk = i % (F::kCols / 8);
-    copy16_async(smem_u32(&smem.weights[line][place_of(line, chunk)]), src + line * kLatentDim + chunk * 8, true);
+    copy16_keep(smem_u32(&smem.weights[line][place_of(line, chunk)]), src + line * kLatentDim + chunk * 8, policy);
   }
 }
 

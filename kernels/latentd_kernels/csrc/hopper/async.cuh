@@ -62,6 +62,13 @@ LATENTD_DEVICE void tensor_load(uint32_t dst, const TensorMap* map, int c0, int 
 }
 // How long the L2 cache should keep what a copy reads.
 constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
+// Of weights that only CTAs of other rows (blockIdx.z) read as well.
+LATENTD_DEVICE uint64_t weight_policy() { return gridDim.z == 1 ? kEvictFirst : kEvictNormal; }
+// copy16_async with a policy.
+LATENTD_DEVICE void copy16_keep(uint32_t dst, const void* src, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
+               : "memory");
+}
 LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0, int c1, uint32_t barrier,
                                      uint64_t policy) {
   asm volatile(

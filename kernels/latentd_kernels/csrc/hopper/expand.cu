@@ -129,25 +129,21 @@ class Expand {
   LATENTD_DEVICE auto& groups() { return *reinterpret_cast<typename F::Nodes::Groups*>(smem_.groups); }
   template <int kFrom, int kTo>
   LATENTD_DEVICE void copy_weights(const bf16* w_uv) {
+    const uint64_t policy = weight_policy();
     constexpr int kStep = F::kThreads / 64;  // lines at a time
     const uint32_t dst = smem_u32(smem_.weights[threadIdx.x / 64] + threadIdx.x % 64 * 16);
 #pragma unroll
     for (int i = kFrom; i < kTo; i += kStep) {
-      copy16_async(dst + i * kLineBytes, w_uv + i * kLatentDim + threadIdx.x * 8, true);
+      copy16_keep(dst + i * kLineBytes, w_uv + i * kLatentDim + threadIdx.x * 8, policy);
     }
     copy_commit();
   }
   // Whether all nodes are to be on the way before most of the weights: a late CTA's, if there is room for all.
   LATENTD_DEVICE bool asks_late() const {
     if (num_rows_ > F::kPassRows) return false;
-    int num_nodes = 0;
-    bool has_room = true;
-#pragma unroll 1
-    for (int row = 0; row < num_rows_; ++row) {
-      num_nodes += smem_.rows[row].num_nodes;
-      has_room &= smem_.rows[row].num_nodes <= F::kBlocks * kBlock;
-    }
-    return has_room && starts_late(num_nodes);
+    const int nodes = lane_ < num_rows_ ? smem_.rows[lane_].num_nodes : 0;
+    const bool has_room = __all_sync(0xffffffffu, nodes <= F::kBlocks * kBlock);
+    return has_room && starts_late(__reduce_add_sync(0xffffffffu, nodes));
   }
   static LATENTD_DEVICE float invert(float sum) { return sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f; }
 
@@ -203,11 +199,13 @@ class Expand {
 
   // 16 values a warp and its slice of the columns; the slices add up in the order of (q0 + q1) + (q2 + q3).
   LATENTD_DEVICE void multiply(int turn, int row0) {
+    const int octets = (num_rows_ - row0 + 7) / 8;  // that have rows
     float sums[F::kOctets][4];
-    multiply_slice(sums, turn);
+    multiply_slice(sums, turn, octets);
     if (slice() > 0) {
 #pragma unroll
       for (int n = 0; n < F::kOctets; ++n) {
+        if (n >= octets) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i) smem_.slices[slice() - 1][n][tile()][i][lane_] = sums[n][i];
       }
@@ -216,6 +214,7 @@ class Expand {
     if (slice() > 0) return;
 #pragma unroll
     for (int n = 0; n < F::kOctets; ++n) {
+      if (n >= octets) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         auto other = [&](int slice) { return smem_.slices[slice - 1][n][tile()][i][lane_]; };
@@ -233,7 +232,7 @@ class Expand {
 
   // A lane's word holds columns 32 j + 8 (lane % 4) .. + 7 of its line: a product over k may take its terms in any
   // order that both sides share.
-  LATENTD_DEVICE void multiply_slice(float (&sums)[F::kOctets][4], int turn) {
+  LATENTD_DEVICE void multiply_slice(float (&sums)[F::kOctets][4], int turn, int octets) {
     const int at = slice() * F::kSliceWords * 64 + lane_ % 4 * 16;
     float quarters[F::kSliceQuarters][F::kOctets][4] = {};
 #pragma unroll
@@ -250,6 +249,7 @@ class Expand {
       const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
       for (int n = 0; n < F::kOctets; ++n) {
+        if (n >= octets) break;
         const char* o_lat = smem_.latent[turn][n * 8 + lane_ / 4 % min(8, F::kRows)] + at + j * 64;
         const uint4 b = *reinterpret_cast<const uint4*>(o_lat);
         mma_16816(quarters[j / kQuarterWords][n], first, b.x, b.y);

@@ -36,7 +36,8 @@ struct alignas(16) RowNodes {
   int group_nodes;
 };
 LATENTD_DEVICE RowNodes row_nodes(const RowPlan& plan, int heads) {
-  const int chain = chain_splits(plan.pages_per_split, heads), chains = (plan.num_splits + chain - 1) / chain;
+  const int chain = chain_splits(plan.pages_per_split, heads);  // a power of two
+  const int chains = (plan.num_splits + chain - 1) >> (__ffs(chain) - 1);
   const bool is_chained = plan.splits_per_node != 1;
   const int chain_nodes = is_chained ? 1 : chain;
   return {plan.first_node, is_chained ? chains : plan.num_splits, chain_nodes,

@@ -78,7 +78,7 @@ class ExpandRow {
     const uint32_t dst = smem_u32(&smem_.weights[line][swapped(line, threadIdx.x % 64)]);
 #pragma unroll
     for (int i = kFrom; i < kTo; i += kStep) {
-      copy16_async(dst + i * static_cast<int>(sizeof(smem_.weights[0])), src + i * kLatentDim, true);
+      copy16_keep(dst + i * static_cast<int>(sizeof(smem_.weights[0])), src + i * kLatentDim, weight_policy());
     }
     copy_commit();
   }
