@@ -11,6 +11,7 @@ from latentd_client import fields, protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
+    from latentd.records import SlotRecord
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 
@@ -125,9 +126,9 @@ def truncate(
     try:
         check_idle(record)
         length = work.engine.truncate(record.slot_id, record.epoch, pos, to)
-    except RequestRejected:
+    except RequestRejected as refusal:
         stored = record.find(pos, digest)
-        if stored is None:
+        if stored is None or _is_new(work, record, pos, refusal):
             raise
         return {**stored.results, "replayed": True}
     work.let_in()
@@ -135,6 +136,13 @@ def truncate(
     results: Header = {"context_len": length}
     record.store(pos, Stored(digest, results))
     return results
+
+
+def _is_new(work: Work, record: SlotRecord, pos: int, refusal: RequestRejected) -> bool:
+    """Whether what was refused is no repetition: the slot has grown to that length again."""
+    if refusal.code != "busy":
+        return False
+    return work.engine.slot(record.slot_id, record.epoch).context_len == pos
 
 
 def close(

@@ -121,6 +121,23 @@ def test_a_truncate_is_replayed_and_ends_the_replays_beyond_it(peer: Peer) -> No
     assert peer.ask("step", **{**seat(opened), "pos": 3}, token=3)["replayed"]
 
 
+def test_a_truncate_to_be_done_once_more_waits_for_its_turn_like_any_new_one(
+    peer: Peer, gate: Gate
+) -> None:
+    opened = peer.open()
+    back = {**seat(opened), "pos": 4, "to": 3}
+    peer.ask("step", **seat(opened), token=5)
+    assert peer.ask("truncate", **back)["status"] == "ok"
+    peer.ask("step", **seat(opened), token=6)
+    gate.shut()
+    step = peer.send("step", **{**seat(opened), "pos": 4}, token=7)
+    truncate = peer.send("truncate", **back)
+    gate.open()
+    replies = {header["id"]: header for header, _ in (peer.receive() for _ in range(2))}
+    assert replies[step]["context_len"] == 5
+    assert replies[truncate]["status"] in ("busy", "position_conflict")
+
+
 def test_a_close_is_replayed_and_its_slot_keeps_its_replies(peer: Peer) -> None:
     opened = peer.open()
     step = peer.ask("step", **seat(opened))
