@@ -27,10 +27,10 @@ from latentd_kernels.reference.limits import within
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from latentd.changes import Moves
     from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.scoring import ScorePlan
-    from latentd.slots import Moves
 
 FAKE_INFO = ModelInfo(
     name="fake",
@@ -101,13 +101,13 @@ class FakeBackend:
     def launch(self, plan: StepPlan, bucket: int) -> None:
         assert len(self._pending) < 2
         assert plan.rows <= bucket
-        copies = plan.moves.copies if plan.moves is not None else []
-        new_pages = {*plan.zero_pages, *(target for _, target in copies)}
+        copies = plan.changes.moves.copies if plan.changes.moves is not None else []
+        new_pages = {*plan.changes.zero_pages, *(target for _, target in copies)}
         for _, pages in self._pending:  # they may be written until that launch has completed
             assert pages.isdisjoint(new_pages), "a page was handed out too early"
         self.launches += 1
-        self.most_updates = max(self.most_updates, len(plan.updates))
-        self.most_zero_pages = max(self.most_zero_pages, len(plan.zero_pages))
+        self.most_updates = max(self.most_updates, len(plan.changes.updates))
+        self.most_zero_pages = max(self.most_zero_pages, len(plan.changes.zero_pages))
         owned = frozenset(page for task in plan.tasks for page in task.slot.pages)
         self._pending.append((plan, owned))
         self._writes.append([])
@@ -152,7 +152,7 @@ class FakeBackend:
             raise DeviceFault(self.fault)
         plan, _ = self._pending.popleft()
         self._prepare(plan)
-        self._limits |= plan.limits
+        self._limits |= plan.changes.limits
         outputs = StepOutputs([], [], {}, self._clock_ns, self._clock_ns + 10_000)
         self._clock_ns += 11_000
         if plan.attends:
@@ -203,11 +203,11 @@ class FakeBackend:
 
     def _prepare(self, plan: StepPlan) -> None:
         memory = self._memory.reshape(-1, self._page_rows)
-        if plan.moves is not None:
-            self._move(plan.moves)
-        for slot_id, first, count, page in plan.updates:
+        if plan.changes.moves is not None:
+            self._move(plan.changes.moves)
+        for slot_id, first, count, page in plan.changes.updates:
             self._table[slot_id, first : first + count] = page
-        memory[plan.zero_pages] = -1
+        memory[plan.changes.zero_pages] = -1
 
     def _choose(self, slot_id: int, tokens: list[int], seed: int) -> int:
         """`next_token`, or within limits the likeliest one."""

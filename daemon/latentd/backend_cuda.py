@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.backend_steps import StepRunner
-    from latentd.slots import Moves
+    from latentd.changes import Moves
 
 SPIN_S: Final = 0.010
 """How long a wait spins (letting go of the interpreter lock) before it sleeps between looks."""
@@ -76,8 +76,8 @@ class CudaBackend:
         self.runner.stage(plan, bucket)
         self._pending.append(plan)
         try:
-            if plan.moves is not None:
-                self.move(plan.moves)
+            if plan.changes.moves is not None:
+                self.move(plan.changes.moves)
             self.runner.place_limits(plan, step)
             if plan.attends:
                 self._attend(bucket)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.buffers import StepBuffers
+    from latentd.changes import Moves
     from latentd.limits import Limits
     from latentd.model.forward import Model
-    from latentd.slots import Moves
     from latentd_kernels.ops import Ops, StepInputs
 
 
@@ -66,11 +66,11 @@ class StepRunner:
 
     def place_limits(self, plan: StepPlan, step: int) -> None:
         """In front of step number `step`: give slots the limits that its plan names, if any."""
-        if plan.limits:
+        if plan.changes.limits:
             ring = self.buffers.ring.limits
             assert ring is not None
-            ring.write(step, [(slot, seat_limits(limits)) for slot, limits in plan.limits])
-            self.ops.place_limits(len(plan.limits), step)
+            ring.write(step, [(slot, seat_limits(limits)) for slot, limits in plan.changes.limits])
+            self.ops.place_limits(len(plan.changes.limits), step)
 
     def decode(self, rows: int) -> None:
         """Run a decode step of `rows` rows through the operations, as eager and capture do."""
@@ -160,8 +160,8 @@ class CpuBackend:
         """Compute the oldest staged plan."""
         plan, bucket, writes = self._pending.popleft()
         runner = self.runner
-        if plan.moves is not None:
-            self.move(plan.moves)
+        if plan.changes.moves is not None:
+            self.move(plan.changes.moves)
         runner.place_limits(plan, runner.completed)
         if plan.attends:
             runner.attend(bucket)

@@ -84,26 +84,25 @@ class Launches:
     def _next_plan(self, last: StepPlan | None) -> StepPlan | None:
         """What goes behind the last plan in flight: replays and chunks take turns, a replay first;
         while nobody decodes, chunks follow each other."""
-        if last is None or not last.attends:
-            plan = self.scheduler.attend_plan()
-            if plan is not None:
-                return plan
+        queued = self.scheduler
+        if queued.attends and (last is None or not last.attends):
+            return queued.attend_plan()
         if last is not None and not last.is_chunk and (chunk := self._chunk_plan()) is not None:
             return chunk
-        plan = self._decode_plan()
-        if plan is None and (last is None or self.scheduler.is_quiet):
+        plan = queued.decode_plan()
+        if queued.starved:
+            self._end_starved()
+        if plan is None and (last is None or queued.is_quiet):
             plan = self._chunk_plan()
-        return self.scheduler.attend_plan() if plan is None else plan
+        return queued.attend_plan() if plan is None and queued.attends else plan
 
-    def _decode_plan(self) -> StepPlan | None:
-        starved: list[StreamTask] = []
-        plan = self.scheduler.decode_plan(starved)
+    def _end_starved(self) -> None:
+        starved, self.scheduler.starved = self.scheduler.starved, []
         for task in starved:
             self.end(task.slot, "no_pages", "no_pages", "")
-        return plan
 
     def _chunk_plan(self) -> StepPlan | None:
-        while True:
+        while self.scheduler.opens:
             try:
                 return self.scheduler.chunk_plan()
             except RequestRejected as refusal:
@@ -111,6 +110,7 @@ class Launches:
                 text = f"in the middle of the prompt: {refusal}"
                 self.end(slot, "", refusal.code, text, refusal.detail)
                 self.slots.free(slot)
+        return None
 
     def settle(self) -> None:
         """Wait until nothing is in flight; the events come with the next run()."""

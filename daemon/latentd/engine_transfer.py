@@ -83,7 +83,7 @@ class Transfers:
     def relieve(self) -> None:
         """Have the moves done that have piled up: slots on filled pages may come and go for long
         before anybody takes a step, and that step must not wait for all their copies."""
-        if self.slots.num_moves >= MAX_MOVES:
+        if self.slots.changes.num_moves >= MAX_MOVES:
             self.move()
 
     def look(self, slot_id: int, epoch: int, pos: int) -> Slot:
@@ -161,9 +161,9 @@ class Transfers:
 
     def move(self) -> None:
         """Have the moves done that wait for the next step."""
-        if self.slots.num_moves:
+        if self.slots.changes.num_moves:
             self._settle()
-            moves = self.slots.take_moves()
+            moves = self.slots.changes.take_moves()
             assert moves is not None
             self.backend.move(moves)
 

@@ -63,7 +63,7 @@ class MemoryPlan:
 
 def step_layout(options: EngineOptions) -> RingLayout:
     """Sizes of a staged step. Every slot can unmap once and map one page a step, and a chunk maps
-    the pages it covers; that bounds the updates (see SlotTable.take_updates)."""
+    the pages it covers; that bounds the updates (see `Changes`)."""
     chunk_pages = num_pages(options.prefill_chunk) + 1
     return RingLayout(
         max_rows=options.max_rows,

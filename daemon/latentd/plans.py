@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from latentd.attending import AttendTask
+from latentd.changes import NO_CHANGES, Changes
 from latentd.operations import StepRequest
 from latentd.verifying import VerifyTask
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import Bits
+    from latentd.changes import Moves
     from latentd.extras import PromptScores, Scores, Top
-    from latentd.limits import Limits
     from latentd.operations import OpenRequest, SamplingParams, StreamRequest
     from latentd.scoring import ScorePlan
-    from latentd.slots import Moves, Slot, Update
+    from latentd.slots import Slot
 
 
 @dataclass(eq=False, slots=True)
@@ -82,9 +83,9 @@ class StepPlan:
     """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
     sampling each, the rows of a prompt chunk share one. A token id of -1 is the one that the row's
     slot samples in the launch before. `logit_rows` are output rows; `scores` are of rows whose
-    token is sampled, `prompt_scores` of rows of a chunk. `limits` are those of slots that have
-    changed. With `attends` the rows are those of attention that clients have sent: a token id is
-    the layer, and nothing is sampled."""
+    token is sampled, `prompt_scores` of rows of a chunk. `changes` come before. With `attends` the
+    rows are those of attention that clients have sent: a token id is the layer, and nothing is
+    sampled."""
 
     rows: int
     tasks: Sequence[Task]
@@ -96,12 +97,9 @@ class StepPlan:
     logit_rows: list[int] = field(default_factory=list)
     is_chunk: bool = False
     is_last: bool = True  # false for a chunk whose prompt goes on: nothing is sampled
-    updates: list[Update] = field(default_factory=list)
-    zero_pages: list[int] = field(default_factory=list)
-    moves: Moves | None = None  # before the updates
+    changes: Changes = NO_CHANGES
     scores: ScorePlan | None = None
     prompt_scores: ScorePlan | None = None
-    limits: list[tuple[int, Limits | None]] = field(default_factory=list)
     attends: list[AttendTask] = field(default_factory=list)  # then it has no other rows
 
 

@@ -49,6 +49,7 @@ class Scheduler:
         self.verifies = verifies
         self.attends: list[AttendTask] = []
         self.room = Room(slots, self.opens)
+        self.starved: list[StreamTask] = []  # by decode_plan, to be ended
         self._chunks = QUIET_CHUNKS  # launched since the last replay
 
     @property
@@ -83,7 +84,7 @@ class Scheduler:
         kv_row = slot.pages[pos // PAGE_SIZE] * self.page_rows + pos % PAGE_SIZE
         return token, slot.slot_id, pos + 1, kv_row, sampling, extras.top, want_logits
 
-    def decode_plan(self, starved: list[StreamTask]) -> StepPlan | None:
+    def decode_plan(self) -> StepPlan | None:
         """Rows of all queued steps and runnable streams, and of verifications; None without any.
         Streams that got no page are left out, and put into `starved` when nothing in flight can
         give them one."""
@@ -91,11 +92,11 @@ class Scheduler:
         drafts = self._take_verifies() if self.verifies.tasks else ()
         for draft in drafts:
             room -= draft.rows
-        tasks: list[StepRequest | StreamTask | VerifyTask] = [*self.steps[:room]]
-        rows = [step.row for step in self.steps[:room]]
-        self.steps = self.steps[room:]
+        steps, self.steps = self.steps[:room], self.steps[room:]
+        tasks: list[StepRequest | StreamTask | VerifyTask] = [*steps]
+        rows = [step.row for step in steps]
         if self.streams:
-            self._add_streams(tasks, rows, room, starved)
+            self._add_streams(tasks, rows, room)
         for draft in drafts:
             tasks += [draft] * draft.rows
             rows += self._rows_of(draft)
@@ -105,17 +106,14 @@ class Scheduler:
         columns = zip(*rows, strict=True)
         token_ids, slot_idx, context_len, kv_row, sampling, tops, wants = columns
         logit_rows = [row for row, want in enumerate(wants) if want] if any(wants) else []
-        updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,
-            False, True, updates, zero_pages, self.slots.take_moves(), scores_of_rows(tops),
-            None, self.slots.take_limits(),
+            False, True, self.slots.changes.take(), scores_of_rows(tops) if any(tops) else None,
         )  # fmt: skip
 
     def _add_streams(
-        self, tasks: list[StepRequest | StreamTask | VerifyTask], rows: list[Row], room: int,
-        starved: list[StreamTask],
-    ) -> None:  # fmt: skip
+        self, tasks: list[StepRequest | StreamTask | VerifyTask], rows: list[Row], room: int
+    ) -> None:
         for stream in self.streams:
             if len(tasks) >= room:
                 return
@@ -125,7 +123,7 @@ class Scheduler:
             pos = slot.length + ahead
             if not self._may_grow(stream, pos + 1):
                 if not (ahead or self.slots.pool.num_waiting):
-                    starved.append(stream)
+                    self.starved.append(stream)
                 continue
             token = -1 if ahead else stream.token
             rows.append(self.row(slot, pos, token, stream.sampling, stream.request.extras))
@@ -158,10 +156,8 @@ class Scheduler:
         return True
 
     def chunk_plan(self) -> StepPlan | None:
-        """The next chunk of the oldest prompt; None without any, and while pages wait for launches
-        in flight. Raises RequestRejected ("no_pages") with the prompt at the head of its queue."""
-        if not self.opens:
-            return None
+        """The next chunk of the oldest prompt; None while pages wait for launches in flight. Raises
+        RequestRejected ("no_pages") with the prompt at the head of its queue."""
         task = self.opens[0]
         slot = task.slot
         self.sharing.reuse(task)  # others may have got on since it was admitted
@@ -178,7 +174,6 @@ class Scheduler:
         self._chunks += 1
         pos = np.arange(first, end, dtype=np.int64)
         pages = self.slots.table[slot.slot_id, pos // PAGE_SIZE].astype(np.int64)
-        updates, zero_pages = self.slots.take_updates()
         return StepPlan(
             rows=end - first,
             tasks=[task],
@@ -190,18 +185,13 @@ class Scheduler:
             logit_rows=[0] if is_last and task.request.want_logits else [],
             is_chunk=True,
             is_last=is_last,
-            updates=updates,
-            zero_pages=zero_pages,
-            moves=self.slots.take_moves(),
+            changes=self.slots.changes.take(),
             scores=scores_of_last(task, end - first) if is_last else None,
             prompt_scores=scores_of_prompt(task, first, end),
-            limits=self.slots.take_limits(),
         )
 
-    def attend_plan(self) -> StepPlan | None:
+    def attend_plan(self) -> StepPlan:
         """The oldest rows of attention, and those of the same layer that fit beside them."""
-        if not self.attends:
-            return None
         layer, room = self.attends[0].request.layer, self.verifies.max_rows
         tasks: list[AttendTask] = []
         others: list[AttendTask] = []
@@ -220,11 +210,9 @@ class Scheduler:
                 context_len.append(pos + 1)
                 kv_row.append(-1 if run.is_repeated else place + pos % PAGE_SIZE)
         rows = len(slot_idx)
-        updates, zero_pages = self.slots.take_updates()
         return StepPlan(
-            rows, tasks, [layer] * rows, slot_idx, context_len, kv_row, [], updates=updates,
-            zero_pages=zero_pages, moves=self.slots.take_moves(), limits=self.slots.take_limits(),
-            attends=tasks,
+            rows, tasks, [layer] * rows, slot_idx, context_len, kv_row, [],
+            changes=self.slots.changes.take(), attends=tasks,
         )  # fmt: skip
 
     def drop(self, task: Task) -> bool:

@@ -26,11 +26,9 @@ class ScorePlan(NamedTuple):
     targets: NDArray[np.int32] | None = None
 
 
-def scores_of_rows(tops: Sequence[int]) -> ScorePlan | None:
-    """What the rows of a decode step ask for, each for so many likeliest ids: all rows from the
-    first to the last that does."""
-    if not any(tops):
-        return None
+def scores_of_rows(tops: Sequence[int]) -> ScorePlan:
+    """What the rows of a decode step ask for, each for so many likeliest ids and one at least for
+    any: all rows from the first to the last that does."""
     asking = [row for row, top in enumerate(tops) if top]
     return ScorePlan(asking[0], asking[-1] + 1 - asking[0], max(tops))
 

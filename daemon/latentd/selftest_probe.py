@@ -151,8 +151,7 @@ class Probe:
             slab[page].zero_()
         if slab.is_cuda:
             torch.cuda.synchronize()
-        updates, zero_pages = engine.slots.take_updates()
-        plan = StepPlan(0, [], [], [], [], [], [], updates=updates, zero_pages=zero_pages)
+        plan = StepPlan(0, [], [], [], [], [], [], changes=engine.slots.changes.take())
         engine.backend.launch(plan, engine.info.buckets[0])
         engine.backend.wait()
         engine.reset_stats()

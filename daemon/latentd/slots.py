@@ -1,17 +1,16 @@
 """Slots: a sequence's seat, its pages, and the host's mirror of the block table.
 
-Plain Python and numpy. Only changed block-table entries travel to the device: `take_updates`
-says which, and which pages the step that maps them must zero. Pages that other slots have filled
-are mapped and copied before that, by `take_moves`.
+Plain Python and numpy. What of it the device must know waits in `changes` for the next launch.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latentd.changes import PendingChanges
 from latentd.slots_check import check_slots
 from latentd_client.errors import RequestRejected
 from latentd_kernels.geometry import PAGE_SIZE, num_pages
@@ -19,23 +18,10 @@ from latentd_kernels.geometry import PAGE_SIZE, num_pages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from latentd.attending import Attended, Written
     from latentd.limits import Limits
     from latentd.operations import SamplingParams
     from latentd.pages import PagePool
-
-Update = tuple[int, int, int, int]
-"""(slot, first_idx, count, page_id): entries first_idx .. first_idx + count - 1 := page_id."""
-
-
-class Moves(NamedTuple):
-    """What the device does before the updates of the same step: `copies` of whole pages (source,
-    target), and `rows`, runs of the block table (slot, first_idx, page ids). Both in order."""
-
-    copies: list[tuple[int, int]]
-    rows: list[tuple[int, int, NDArray[np.int32]]]
 
 
 class Slot:
@@ -79,10 +65,8 @@ class SlotTable:
         self.tokens = np.zeros((max_slots, max_ctx), np.int32)  # takes memory where it is written
         self.slots = [Slot(slot_id, self.tokens[slot_id].data) for slot_id in range(max_slots)]
         self.table = np.full((max_slots, self.max_pages), -1, np.int32)  # the host's mirror
-        self._limited: dict[int, Limits | None] = {}  # slots whose limits the device lacks
         self.free_seats = list(range(max_slots - 1, -1, -1))
-        self._changed: dict[int, None] = {}  # slots whose device row is out of date, in order
-        self._moves = Moves([], [])
+        self.changes = PendingChanges()
         self.full: list[Slot] = []
         """Slots of which a page has become full; whoever takes note of that empties it."""
         self.note_full: Callable[[], None] = self.full.clear
@@ -137,7 +121,7 @@ class SlotTable:
         pages = self.pool.claim(missing)
         slot.pages += pages
         self.table[slot.slot_id, have : have + missing] = pages
-        self._changed[slot.slot_id] = None
+        self.changes.note(slot)
 
     def append_filled(self, slot: Slot, pages: Sequence[int], copied_from: int = -1) -> None:
         """Append pages that the caller owns and others have filled; the last of them is first
@@ -149,24 +133,9 @@ class SlotTable:
         slot.pages += pages
         row = self.table[slot.slot_id, first : len(slot.pages)]
         row[:] = pages
-        self._moves.rows.append((slot.slot_id, first, row.copy()))
-        if copied_from >= 0:
-            self._moves.copies.append((copied_from, pages[-1]))
+        self.changes.move(slot, first, row.copy(), copied_from)
         slot.synced = len(slot.pages)
         slot.mapped = max(slot.mapped, slot.synced)
-
-    @property
-    def num_moves(self) -> int:
-        """How many runs of the block table take_moves() would have."""
-        return len(self._moves.rows)
-
-    def take_moves(self) -> Moves | None:
-        """The moves since the last call, mostly None; they go to the device with the updates."""
-        moves = self._moves
-        if not moves.rows:
-            return None
-        self._moves = Moves([], [])
-        return moves
 
     def cut(self, slot: Slot, length: int) -> None:
         """Give back the pages behind the first `length` tokens."""
@@ -179,19 +148,12 @@ class SlotTable:
         del slot.pages[keep:]
         self.table[slot.slot_id, keep:] = -1
         slot.synced = min(slot.synced, keep)
-        self._changed[slot.slot_id] = None
+        self.changes.note(slot)
 
     def limit(self, slot: Slot, limits: Limits | None) -> None:
         """Have all rows of the slot from now on sampled within these limits."""
-        slot.limits = self._limited[slot.slot_id] = limits
-
-    def take_limits(self) -> list[tuple[int, Limits | None]]:
-        """The limits that have changed since the last call, by slot: they must go to the device
-        with the next step."""
-        if not self._limited:
-            return []
-        limited, self._limited = self._limited, {}
-        return list(limited.items())
+        slot.limits = limits
+        self.changes.limit(slot)
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Drop the tokens behind the first `length`, and the last sampled one."""
@@ -212,28 +174,6 @@ class SlotTable:
         slot.sampling = slot.task = None
         slot.chain = []
         self.free_seats.append(slot.slot_id)
-
-    def take_updates(self) -> tuple[list[Update], list[int]]:
-        """Block-table updates since the last call, and the newly mapped pages, to be zeroed.
-
-        Both must go to the device with the next step, before anything reads the table. At most
-        one update a slot unmaps; the others map one page each.
-        """
-        if not self._changed:
-            return [], []
-        updates: list[Update] = []
-        zero: list[int] = []
-        for slot_id in self._changed:
-            slot = self.slots[slot_id]
-            have = len(slot.pages)
-            for idx in range(slot.synced, have):
-                updates.append((slot_id, idx, 1, slot.pages[idx]))
-                zero.append(slot.pages[idx])
-            if slot.mapped > have:
-                updates.append((slot_id, have, slot.mapped - have, -1))
-            slot.synced = slot.mapped = have
-        self._changed.clear()
-        return updates, zero
 
     def check(self) -> None:
         """Raise AssertionError unless pool, pages, tokens and table agree."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
+from latentd.changes import NO_CHANGES
 from latentd.plans import StepOutputs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from latentd.changes import Changes
     from latentd.operations import SamplingParams
     from latentd.plans import StepPlan
     from latentd_kernels.staging import EntryViews
@@ -58,8 +60,8 @@ class Stager:
                 if written[row] is not params:
                     self._write_sampling(row, params)
                 row += 1  # noqa: SIM113 (enumerate makes a tuple a row)
-        if plan.updates or plan.zero_pages or self._has_lists:
-            self._write_lists(plan)
+        if plan.changes is not NO_CHANGES or self._has_lists:
+            self._write_lists(plan.changes)
 
     def _write_rows(self, plan: StepPlan, rows: int) -> None:
         slot_idx: Any = plan.slot_idx  # a sequence, as it is no chunk
@@ -97,8 +99,8 @@ class Stager:
         self._sampling[: rows - 1] = [None] * (rows - 1)
         self._write_sampling(rows - 1, plan.sampling[0])
 
-    def _write_lists(self, plan: StepPlan) -> None:
-        entry, updates, zero_pages = self._entry, plan.updates, plan.zero_pages
+    def _write_lists(self, changes: Changes) -> None:
+        entry, updates, zero_pages = self._entry, changes.updates, changes.zero_pages
         entry.num_updates[0] = len(updates)
         if updates:
             entry.updates[: len(updates)] = updates

@@ -21,7 +21,7 @@ def test_a_fork_takes_one_page_however_long_the_context() -> None:
         used = engine.slots.pool.num_used
         engine.fork(slot.slot_id, slot.epoch, length, None)
         assert engine.slots.pool.num_used - used == pages
-        moves = engine.slots.take_moves()
+        moves = engine.slots.changes.take_moves()
         assert len(moves.copies if moves is not None else []) == pages
         engine.slots.check()
 
@@ -179,7 +179,7 @@ def test_forks_that_come_and_go_leave_few_copies_to_the_next_step() -> None:
     for _ in range(500):
         fork = engine.fork(slot.slot_id, slot.epoch, 100, None)
         engine.close(fork.slot_id, fork.epoch)
-    moves = engine.slots.take_moves()
+    moves = engine.slots.changes.take_moves()
     assert moves is not None
     assert len(moves.copies) <= MAX_MOVES
     assert engine.fake.copies - before + len(moves.copies) == 500

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latentd.changes import NO_CHANGES, Changes
 from latentd.operations import SamplingParams
 from latentd.pages import PagePool
 from latentd.sharing import Sharing
@@ -42,8 +43,7 @@ class Device:
 
     def sync(self) -> None:
         """What a step does before it runs."""
-        updates, zero = self.slots.take_updates()
-        moves = self.slots.take_moves()
+        updates, zero, moves, _ = self.slots.changes.take()
         assert len(updates) <= len(zero) + self.slots.max_slots
         assert len(set(zero)) == len(zero)
         if moves is not None:
@@ -149,12 +149,12 @@ def test_only_newly_mapped_pages_are_zeroed() -> None:
     slots = SlotTable(1, 256, PagePool(4))
     slot = slots.take(GREEDY)
     slots.extend(slot, 65)
-    assert slots.take_updates() == ([(0, 0, 1, 0), (0, 1, 1, 1)], [0, 1])
+    assert slots.changes.take() == Changes([(0, 0, 1, 0), (0, 1, 1, 1)], [0, 1])
     slots.extend(slot, 129)
-    assert slots.take_updates() == ([(0, 2, 1, 2)], [2])
+    assert slots.changes.take() == Changes([(0, 2, 1, 2)], [2])
     slots.cut(slot, 10)  # the kept page is partly filled and must not be zeroed
     slots.extend(slot, 65)
-    updates, zero = slots.take_updates()
+    updates, zero, _, _ = slots.changes.take()
     assert updates == [(0, 1, 1, slot.pages[1]), (0, 2, 1, -1)]
     assert zero == [slot.pages[1]]
-    assert slots.take_updates() == ([], [])
+    assert slots.changes.take() is NO_CHANGES

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latentd.changes import Changes
 from latentd.operations import SamplingParams
 from latentd.plans import StepPlan
 from latentd.stager import Stager
@@ -34,11 +35,11 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         lengths, kv_rows = np.arange(rows, dtype=np.int32), np.arange(rows, dtype=np.int64) << 33
         return StepPlan(
             rows, [], np.array(ids, np.int32), 3, lengths, kv_rows, sampling[:1],
-            is_chunk=True, updates=updates, zero_pages=pages,
+            is_chunk=True, changes=Changes(updates, pages),
         ), rows  # fmt: skip
     kv_row = [token << 31 for token in ids]
     return StepPlan(
-        rows, [], ids, ids[::-1], ids, kv_row, sampling, updates=updates, zero_pages=pages
+        rows, [], ids, ids[::-1], ids, kv_row, sampling, changes=Changes(updates, pages)
     ), bucket
 
 
@@ -55,11 +56,11 @@ def write(entry: EntryViews, plan: StepPlan, bucket: int) -> None:
         entry.temperature[row], entry.top_k[row] = params.temperature, params.top_k
         entry.top_p[row], entry.min_p[row] = params.top_p, params.min_p
         entry.seed[row] = params.seed or 0
-    for idx, update in enumerate(plan.updates):
+    for idx, update in enumerate(plan.changes.updates):
         entry.updates[idx] = update
-    entry.num_updates[0] = len(plan.updates)
-    entry.zero_pages[: len(plan.zero_pages)] = plan.zero_pages
-    entry.num_zero_pages[0] = len(plan.zero_pages)
+    entry.num_updates[0] = len(plan.changes.updates)
+    entry.zero_pages[: len(plan.changes.zero_pages)] = plan.changes.zero_pages
+    entry.num_zero_pages[0] = len(plan.changes.zero_pages)
 
 
 @given(st.lists(plans(), min_size=1, max_size=6))
