@@ -119,6 +119,17 @@ class Exchange:
         (the daemon would drop the connection without a word)."""
         self._last_id = request_id = self._next_id()
         frames = _frames(call, request_id)
+        if len(frames) > 1 or len(frames[0]) > min(protocol.MAX_HEADER_BYTES, self.max_frame_bytes):
+            self._check_limits(call, frames)
+        pending = Pending(request_id, call)
+        if call.is_kept:
+            pending.exchange = self
+        call.pending = pending
+        if call.expect:
+            self._pending[request_id] = pending
+        return pending, frames
+
+    def _check_limits(self, call: Call, frames: Sequence[bytes | memoryview]) -> None:
         if len(frames) > self.max_frames:
             raise ProtocolError(
                 f"{call.op}: {len(frames)} frames, the daemon takes {self.max_frames}"
@@ -134,13 +145,6 @@ class Exchange:
                     f"{call.op}: a frame of {len(frame)} bytes, "
                     f"the daemon takes {self.max_frame_bytes}"
                 )
-        pending = Pending(request_id, call)
-        if call.is_kept:
-            pending.exchange = self
-        call.pending = pending
-        if call.expect:
-            self._pending[request_id] = pending
-        return pending, frames
 
     def _next_id(self) -> int:
         """A number that no request in flight has."""

@@ -43,7 +43,7 @@ class Admission:
         self.vocab_size = vocab_size
         self.attend_only = False  # then nothing can be computed but attention
         self._settle = settle
-        self._seats = slots.slots
+        self._seats = dict(enumerate(slots.slots))
 
     def open(
         self, prompt: Sequence[int] | NDArray[np.int32], sampling: SamplingParams,
@@ -99,7 +99,7 @@ class Admission:
         if self.attend_only:
             self.check_decodes()
         slot_id, epoch, pos = request.slot_id, request.epoch, request.pos
-        slot = self._seats[slot_id] if 0 <= slot_id < len(self._seats) else None
+        slot = self._seats.get(slot_id)
         if (
             slot is None or slot.epoch != epoch or not epoch or slot.task is not None
             or slot.length != pos or pos >= self.slots.max_ctx

@@ -180,7 +180,7 @@ class Server:
         engine.launch()
         gather.launched(work)
         events = engine.finish()
-        if engine.has_work and not gather.has_steps:  # who has come by now is in the next launch
+        if not gather.has_steps and engine.has_work:  # who has come by now is in the next launch
             work.now = time.monotonic()
             self._take(listener, FEW_MESSAGES)
             engine.launch()
