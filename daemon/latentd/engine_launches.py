@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from latentd.attending import AttendTask
 from latentd.engine_commits import Commits
+from latentd.engine_stats import Launch
 from latentd.operations import Failed, StepRequest, StreamTokens
 from latentd.plans import OpenTask, StepPlan, StreamTask
 from latentd.verifying import VerifyTask
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT: Final = 2
 """Launches that a backend takes before the oldest is read back."""
-
-
-@dataclass(slots=True)
-class _Launch:
-    plan: StepPlan
-    bucket: int
-    start_s: float
-    is_behind: bool  # it was queued behind another one
 
 
 class Launches:
@@ -56,8 +48,7 @@ class Launches:
         self.buckets = buckets
         self.counters = counters
         self.commits = Commits(slots, scheduler, counters)
-        self.in_flight: deque[_Launch] = deque()
-        self._last_end_ns = 0
+        self.in_flight: deque[Launch] = deque()
 
     def launch(self) -> None:
         """Launch queued rows, up to MAX_IN_FLIGHT plans, and nothing behind one whose logits are
@@ -76,7 +67,7 @@ class Launches:
                 bucket = self.buckets[bisect_left(self.buckets, bucket)]
             self.backend.launch(plan, bucket)
             self.slots.pool.note_launch()
-            launches.append(_Launch(plan, bucket, start_s, last is not None))
+            launches.append(Launch(plan, bucket, start_s, last is not None))
             self.counters.fold()
             if self.slots.full:
                 self.slots.note_full()
@@ -133,21 +124,14 @@ class Launches:
         outputs = self.backend.wait()
         launch = self.in_flight.popleft()
         self.slots.pool.note_done()
-        plan, counters = launch.plan, self.counters
-        step_us = (time.perf_counter() - launch.start_s) * 1e6
-        if launch.is_behind:
-            counters.idle_ns.append(outputs.start_ns - self._last_end_ns)
-        self._last_end_ns = outputs.end_ns
+        plan = launch.plan
+        took_s = time.perf_counter() - launch.start_s
+        self.counters.done.append((launch, outputs.start_ns, outputs.end_ns, took_s))
         if plan.attends:
-            counters.attend_times.add(outputs.device_us, step_us)
-            counters.attend_rows += plan.rows
             self.commits.attends(plan, outputs)
         elif plan.is_chunk:
-            counters.chunk_times.add(outputs.device_us, step_us)
-            counters.prompt_tokens += plan.rows
             self.commits.chunk(plan, outputs)
         else:
-            counters.done.append((launch.bucket, plan.rows, outputs.device_us, step_us))
             self.commits.rows(plan, outputs)
 
     def end(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,21 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from latentd.plans import StepPlan
+
 RING_STEPS = 1024
 """Steps a bucket's percentiles look back on."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """A plan in flight. `start_s`: when it was staged; `is_behind`: it was queued behind another
+    one."""
+
+    plan: StepPlan
+    bucket: int
+    start_s: float
+    is_behind: bool
 
 
 class StepTimes:
@@ -48,8 +62,10 @@ class EngineStats:
         self.chunk_times = StepTimes()
         self.attend_times = StepTimes()
         self.attend_rows = 0
-        self.done: list[tuple[int, int, float, float]] = []
-        """Decode launches that `fold` has not counted: bucket, rows, device_us, step_us."""
+        self.done: list[tuple[Launch, int, int, float]] = []
+        """Launches that `fold` has not counted: start and end in ns by the device's clock, and the
+        seconds from staging to the commit."""
+        self._last_end_ns = 0
         self.idle_ns: deque[int] = deque(maxlen=RING_STEPS)
         """What the device did nothing in front of launches that were queued behind another."""
         self.rows = 0
@@ -68,11 +84,22 @@ class EngineStats:
         self.prefix_hit_tokens += cached_tokens
 
     def fold(self) -> None:
-        """Count the decode launches in `done`; called when there is time, not when one ends."""
-        for bucket, rows, device_us, step_us in self.done:
-            self.times[bucket].add(device_us, step_us)
-            self.rows += rows
-            self.tokens += rows
+        """Count the launches in `done`; called when there is time, not when one ends."""
+        for launch, start_ns, end_ns, took_s in self.done:
+            plan, device_us, step_us = launch.plan, (end_ns - start_ns) / 1e3, took_s * 1e6
+            if launch.is_behind:
+                self.idle_ns.append(start_ns - self._last_end_ns)
+            self._last_end_ns = end_ns
+            if plan.attends:
+                self.attend_times.add(device_us, step_us)
+                self.attend_rows += plan.rows
+            elif plan.is_chunk:
+                self.chunk_times.add(device_us, step_us)
+                self.prompt_tokens += plan.rows
+            else:
+                self.times[launch.bucket].add(device_us, step_us)
+                self.rows += plan.rows
+                self.tokens += plan.rows
         self.done.clear()
 
     def snapshot(self) -> dict[str, object]:

@@ -49,7 +49,11 @@ class Outbox:
         """The same with the frames of a reply."""
         parked = self._parked.get(peer)
         if parked is None:
-            if self.try_send(peer, frames) is not Sent.FULL:
+            outcome = self._send(peer, frames)
+            if outcome is Sent.YES:
+                return
+            if outcome is Sent.DEAD:
+                self.counters["peers_gone"] += 1
                 return
             parked = self._parked[peer] = Parked()
         if not parked.add(frames):

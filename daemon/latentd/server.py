@@ -161,9 +161,10 @@ class Server:
 
     def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
         """Take the messages that are ready and admit each. While somebody decodes, for a short
-        time, and at most one that moves pages."""
+        time, and at most one that moves pages. Who comes alone need not wait for a look at who
+        comes next: those who step in turn are gathered, and one more turn costs others nothing."""
         work, until = self._work, time.monotonic() + TAKE_S
-        for _ in range(most):
+        for count in range(most):
             message = listener.receive()
             if message is None:
                 return
@@ -172,6 +173,8 @@ class Server:
                 work.took_piece = False
                 if self._engine.has_work:
                     return
+            if not count and not listener.router.has_more:
+                return
 
     def _run(self, engine: EngineProtocol, listener: Listener) -> None:
         """One launch, and its replies."""
