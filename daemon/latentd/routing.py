@@ -32,10 +32,6 @@ class Router(Protocol):
     def receive(self) -> Message | None:
         """The next message that is there, or None."""
 
-    @property
-    def has_more(self) -> bool:
-        """Whether `receive` may find something without asking the system for it."""
-
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """Send a message, or nothing of it, without waiting. FULL is only for routers that cannot
         keep a peer from asking more."""

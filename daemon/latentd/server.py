@@ -161,10 +161,9 @@ class Server:
 
     def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
         """Take the messages that are ready and admit each. While somebody decodes, for a short
-        time, and at most one that moves pages. Who comes alone need not wait for a look at who
-        comes next: those who step in turn are gathered, and one more turn costs others nothing."""
+        time, and at most one that moves pages."""
         work, until = self._work, time.monotonic() + TAKE_S
-        for count in range(most):
+        for _ in range(most):
             message = listener.receive()
             if message is None:
                 return
@@ -173,8 +172,6 @@ class Server:
                 work.took_piece = False
                 if self._engine.has_work:
                     return
-            if not count and not listener.router.has_more:
-                return
 
     def _run(self, engine: EngineProtocol, listener: Listener) -> None:
         """One launch, and its replies."""

@@ -65,11 +65,6 @@ class ZmqRouter:
                 frames.append(frame)
         return peer, frames, count
 
-    @property
-    def has_more(self) -> bool:
-        """See Router.has_more. What libzmq has read before cannot be told from the next."""
-        return True
-
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send."""
         if len(frames) > 1 or len(frames[0]) >= LARGE_BYTES:

@@ -66,11 +66,6 @@ class ZmtpRouter:
             self._gather()
         return self._ready.popleft() if self._ready else None
 
-    @property
-    def has_more(self) -> bool:
-        """See Router.has_more."""
-        return bool(self._ready or self._busy or self._bulk)
-
     def _gather(self) -> None:
         """One message of every peer that has one."""
         if self._busy:
