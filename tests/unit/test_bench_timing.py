@@ -1,6 +1,8 @@
 """What a benchmark leaves behind when something fails in it; times are taken on a GPU only."""
 
 import contextlib
+import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,9 @@ pytest.importorskip("torch")
 
 from latentd.bench import timing
 from latentd_kernels import driver
+
+log: list[str] = []
+"""What went into the stream, and when the host waited for it."""
 
 
 class Resource:
@@ -21,7 +26,13 @@ class Resource:
         self.made.append(self)
 
     def record(self, stream: int) -> None:
-        pass
+        log.append("time")
+
+    def synchronize(self) -> None:
+        log.append("wait")
+
+    def elapsed_ms(self, start: "Resource") -> float:
+        return 1.0 + self.made.index(self) - self.made.index(start)
 
     def close(self) -> None:
         self.is_open = False
@@ -32,6 +43,7 @@ class Resource:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Resource]:
     Resource.made = []
+    log.clear()
     cuda = SimpleNamespace(
         current_stream=lambda: None, synchronize=lambda: None, empty_cache=lambda: None,
         CUDAGraph=Resource, graph=lambda graph, stream: contextlib.nullcontext(),
@@ -48,7 +60,21 @@ def fail() -> None:
 def test_a_launch_that_fails_leaves_no_event_behind(made: list[Resource]) -> None:
     with pytest.raises(RuntimeError, match="a launch failed"):
         timing.median_us(fail, stream=0)
-    assert [one.is_open for one in made] == [False, False]
+    assert made
+    assert not any(one.is_open for one in made)
+
+
+def test_what_is_timed_follows_launches_of_its_own_kind_and_waits_for_no_host(
+    made: list[Resource],
+) -> None:
+    sides = [partial(log.append, side) for side in "ab"]
+    assert timing.medians_us(sides, stream=0) == [1000.0, 1000.0]  # two in two milliseconds
+    blocks = "".join(word[0] for word in log).split("w")[:-1]
+    assert [block[0] for block in blocks] == ["a", "b"] * (len(blocks) // 2)
+    for block in blocks:
+        side = block[0]
+        assert re.fullmatch(f"{side}{{2}}t{side}+t", block), block
+    assert not any(one.is_open for one in made)
 
 
 def test_what_fails_beside_a_graph_of_torch_leaves_no_graph_behind(made: list[Resource]) -> None:

@@ -1,7 +1,8 @@
 """Times linear layers as the model calls them, beside `torch.matmul` of the same product.
 
-Enough different weights stand in rotation to leave the L2 cache far behind; the two are replayed in
-turn.
+Each side is a captured graph of many products, whose weights in rotation leave the L2 cache and the
+translation of addresses far behind, as those of a step do; the graphs are replayed in blocks, so
+that a product follows products of its own side, as it does where either is used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from latentd.bench import floors, timing
-from latentd.bench.gpu import CUDA
+from latentd.bench.gpu import CUDA, free_bytes
 from latentd.bench.report import Column
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ COLUMNS: Final = (
     Column("torch_us", "torch us", 2, 10),
     Column("speedup", "speed-up", 2, 10),
 )
-ROTATION_BYTES: Final = 1_000_000_000
-"""Weights of one graph: 16 times the L2 cache of an H200."""
-_MAX_WEIGHTS: Final = 64
+ROTATION_BYTES: Final = 4_000_000_000
+"""Weights of one graph, if half of the memory allows: far above any L2 cache, and so many launches
+that the first ones, which find an idle GPU, count for little."""
+_MAX_WEIGHTS: Final = 128
+_FEWEST_WEIGHTS: Final = 3
 
 
 def measure(
@@ -51,29 +54,28 @@ def measure(
     about = "linear layers, weights in rotation; torch is the product alone, with bf16 out"
     report.table("linear", about, COLUMNS)
     for matrix in matrices:
-        count = max(2, min(_MAX_WEIGHTS, ROTATION_BYTES // matrix.num_bytes))
-        weights = [
-            torch.empty(matrix.features, matrix.k, dtype=torch.bfloat16, device=CUDA).normal_(
-                0.0, matrix.k**-0.5
-            )
-            for _ in range(count)
-        ]
+        rotation = min(ROTATION_BYTES, free_bytes() // 2)
+        count = max(_FEWEST_WEIGHTS, min(_MAX_WEIGHTS, rotation // matrix.num_bytes))
+        shape = count, matrix.features, matrix.k
+        weights = list(torch.empty(shape, dtype=torch.bfloat16, device=CUDA))
+        for weight in weights:
+            weight.normal_(0.0, matrix.k**-0.5)
         for num in rows:
             ours, theirs = products_us(ops, weights, matrix.form, num, rival)
             rival_us = theirs / count if theirs else None
             row = floors.figures(matrix.num_bytes, ours / count, gpu.bandwidth, rival_us)
-            shape = f"{matrix.features} x {matrix.k}"
-            report.add(name=matrix.name, shape=shape, form=matrix.form, rows=num, **row)
-        del weights
-        torch.cuda.empty_cache()
+            about = f"{matrix.features} x {matrix.k}"
+            report.add(name=matrix.name, shape=about, form=matrix.form, rows=num, **row)
+        del weights, weight
 
 
 def products_us(
     ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int, rival: bool
 ) -> tuple[float, float | None]:
     """Microseconds of all these products in one graph of our launches, and of the same by
-    torch.matmul, which is cuBLAS, without what our forms add: replayed in turn."""
-    ours, theirs = _ours(ops, weights, form, rows), _torch(weights, rows)
+    torch.matmul, which is cuBLAS, without what our forms add, on the same activations."""
+    x = torch.randn(rows, weights[0].shape[1], device=CUDA).bfloat16()
+    ours, theirs = _ours(ops, weights, form, x), _torch(weights, x)
     ours()
     graph = timing.capture(ours, ops.stream)
     launch = partial(graph.launch, ops.stream)
@@ -87,9 +89,8 @@ def products_us(
         graph.close()
 
 
-def _ours(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> Callable[[], None]:
-    features, k = weights[0].shape
-    x = torch.randn(rows, k, device=CUDA).bfloat16()
+def _ours(ops: CudaOps, weights: Sequence[Tensor], form: Form, x: Tensor) -> Callable[[], None]:
+    features, rows = weights[0].shape[0], x.shape[0]
     width = features // 2 if form == "gated" else features
     dtype = torch.float32 if form in ("f32", "add") else torch.bfloat16
     out = torch.zeros(rows, width, dtype=dtype, device=CUDA)
@@ -104,10 +105,8 @@ def _ours(ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int) -> Cal
     return run
 
 
-def _torch(weights: Sequence[Tensor], rows: int) -> Callable[[], None]:
-    features, k = weights[0].shape
-    x = torch.randn(rows, k, device=CUDA).bfloat16()
-    out = torch.empty(rows, features, dtype=torch.bfloat16, device=CUDA)
+def _torch(weights: Sequence[Tensor], x: Tensor) -> Callable[[], None]:
+    out = torch.empty(x.shape[0], weights[0].shape[0], dtype=torch.bfloat16, device=CUDA)
 
     def run() -> None:
         for weight in weights:

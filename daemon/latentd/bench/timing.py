@@ -13,37 +13,45 @@ from latentd_kernels import driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_BUDGET_MS: Final = 60.0
-_FEWEST: Final = 7
-_MOST: Final = 50
+_BUDGET_MS: Final = 20.0
+_BLOCKS: Final = 5
+_FEWEST: Final = 2
+_MOST: Final = 20
 _WARM_UP: Final = 2
+_UNTIMED: Final = 2
+"""Launches at the start of a block: what is timed follows launches of its own kind only."""
 
 
 def median_us(launch: Callable[[], object], stream: int) -> float:
-    """Median microseconds of what `launch` puts into the stream, between two events."""
+    """Median microseconds of what `launch` puts into the stream: see `medians_us`."""
     return medians_us([launch], stream)[0]
 
 
 def medians_us(launches: Sequence[Callable[[], object]], stream: int) -> list[float]:
-    """The same for several, launched in turn, so that what changes with time (clocks, the memory's
-    state) meets all of them alike."""
+    """Microseconds of what each puts into the stream, the medians of its blocks: some launches that
+    are not timed, then some that are, between two events and all queued; then comes the next one's
+    block. So no time holds the host's part of a launch, nor what another left in the caches, and
+    what changes slowly (temperature, clocks) meets all alike."""
     start, end = driver.Event(), driver.Event()
 
-    def once(launch: Callable[[], object]) -> float:
+    def block_us(launch: Callable[[], object], count: int) -> float:
+        for _ in range(_UNTIMED):
+            launch()
         start.record(stream)
-        launch()
+        for _ in range(count):
+            launch()
         end.record(stream)
         end.synchronize()
-        return end.elapsed_ms(start)
+        return end.elapsed_ms(start) * 1e3 / count
 
     try:
-        slowest = max(sum(once(launch) for launch in launches) for _ in range(_WARM_UP))
-        count = int(min(_MOST, max(_FEWEST, _BUDGET_MS * len(launches) / slowest)))
-        times = [[once(launch) for launch in launches] for _ in range(count)]
+        slowest = max(block_us(launch, 1) for launch in launches)
+        count = int(min(_MOST, max(_FEWEST, _BUDGET_MS * 1e3 / _BLOCKS / slowest)))
+        blocks = [[block_us(launch, count) for launch in launches] for _ in range(_BLOCKS)]
     finally:
         start.close()
         end.close()
-    return [median(of_one) * 1e3 for of_one in zip(*times, strict=True)]
+    return [median(of_one) for of_one in zip(*blocks, strict=True)]
 
 
 def capture(run: Callable[[], None], stream: int) -> driver.Graph:
