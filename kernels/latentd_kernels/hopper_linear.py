@@ -10,11 +10,12 @@ from latentd_kernels.linear_plan import (
     BLOCK_K,
     WHOLE_ROWS,
     WHOLE_THREADS,
-    LinearKernel,
+    AnyKernel,
     WholeKernel,
     choose,
     whole,
 )
+from latentd_kernels.linear_rows import RowsKernel
 from latentd_kernels.linear_strips import StripKernel
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class HopperLinear(Launcher):
         rows: int,
         kind: int,
         gated: bool,
-        kernel: LinearKernel | StripKernel | None = None,
+        kernel: AnyKernel | None = None,
     ) -> None:
         """`linear` (kind: OutKind in csrc/hopper/linear.cuh) or `gated_linear`; `kernel` replaces
         the plan's choice, for tests."""
@@ -56,12 +57,10 @@ class HopperLinear(Launcher):
         if isinstance(kernel, StripKernel):
             self._strip_product(x, weight, out, rows, kind, gated, kernel)
             return
-        vector_bytes = _VECTOR * out.element_size()
-        vectors = (
-            features % _VECTOR == 0
-            and out.stride(0) % _VECTOR == 0
-            and out.data_ptr() % vector_bytes == 0
-        )
+        if isinstance(kernel, RowsKernel):
+            self._rows_product(x, weight, out, rows, kind, kernel)
+            return
+        vectors = _by_fours(out, features)
         height = kernel.height(weight_rows, rows, self.library.sm_count, gated)
         args: list[Argument] = [
             self._pairs(weight)
@@ -102,6 +101,18 @@ class HopperLinear(Launcher):
         name = "gated_strips" if gated else "linear_strips"
         grid, stream = kernel.grid(features, rows, self.library.sm_count), self.stream
         self.library.launch(name, grid, kernel.threads, args, stream=stream, smem=kernel.smem)
+
+    def _rows_product(
+        self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int, kernel: RowsKernel
+    ) -> None:
+        features, k = weight.shape
+        args: list[Argument] = [self.tensor_maps.get(weight, features, kernel.features)]
+        args += [self.tensor_maps.get(x, rows, kernel.rows), out, c_int64(out.stride(0))]
+        args += map(c_int32, (features, k // BLOCK_K, rows, kind, _by_fours(out, features)))
+        grid, stream = kernel.grid(features, rows), self.stream
+        self.library.launch(
+            "linear_rows", grid, kernel.threads, args, stream=stream, smem=kernel.smem
+        )
 
     def whole_kernel(
         self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int
@@ -166,3 +177,9 @@ class HopperLinear(Launcher):
             return None
         dims, strides = (features * (out.element_size() // 2), rows), (stride_bytes,)
         return self.tensor_maps.of_bytes(out.data_ptr(), dims, strides, _STORED)
+
+
+def _by_fours(out: Tensor, features: int) -> bool:
+    """Whether four neighbouring features of a result may be stored at once."""
+    aligned = out.data_ptr() % (_VECTOR * out.element_size()) == 0
+    return aligned and features % _VECTOR == 0 and out.stride(0) % _VECTOR == 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from math import log2
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+from latentd_kernels.linear_rows import MANY_ROWS, RowsKernel
 from latentd_kernels.linear_strips import STRIPS, StripKernel
 from latentd_kernels.linear_table import MEASURED, ROWS
 
@@ -62,7 +63,7 @@ class LinearKernel(NamedTuple):
         if self.groups == 5 and self.rows >= 128:
             return 128 * self.groups
         two_sums = self.groups == 3 and self.rows == 128 and self.segments > 1
-        deals = self.teams > 1 or two_sums or (self.groups == 2 and self.rows > 128)  # registers
+        deals = self.teams > 1 or two_sums  # registers
         return 128 * self.groups + (128 if deals else 32)
 
     @property
@@ -114,6 +115,11 @@ class LinearKernel(NamedTuple):
         return (self.ctas, 1, 1) if self.ctas > 1 else None
 
 
+AnyKernel: TypeAlias = LinearKernel | StripKernel | RowsKernel
+OTHERS: Final[dict[str, StripKernel | RowsKernel]] = {"strips": STRIPS, "rows": MANY_ROWS}
+"""What the table names beside instances of `LinearKernel`."""
+
+
 def num_segments(weight_rows: int, k: int) -> int:
     """Segments of K whose partial sums are added as a tree: a property of the matrix alone.
 
@@ -130,7 +136,7 @@ def num_segments(weight_rows: int, k: int) -> int:
 
 
 @cache
-def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel | StripKernel:
+def choose(weight_rows: int, k: int, rows: int, gated: bool) -> AnyKernel:
     """The kernel for `rows` batch rows: that of the most similar matrix measured."""
     segments = 1 if gated else num_segments(weight_rows, k)
     matrix = (weight_rows, k, gated)
@@ -144,7 +150,7 @@ def choose(weight_rows: int, k: int, rows: int, gated: bool) -> LinearKernel | S
         names = [name for name in names if name[0] not in "tp"]
     place = next((i for i, most in enumerate(ROWS) if rows <= most), len(ROWS) - 1)
     name = names[min(place, len(names) - 1)]
-    return STRIPS if name == "strips" else parse(name, segments)
+    return OTHERS.get(name) or parse(name, segments)
 
 
 class WholeKernel(NamedTuple):

@@ -112,7 +112,7 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     (7168, 8192, False): (
         2,
         "8.1.8.8e 8.1.12.12e 16.1.7.7e 32.1.8.8e 48.2.9.9e "
-        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 256.2.4.3s2",
+        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 rows",
     ),
     (2048, 8448, False): (
         4,
@@ -137,17 +137,17 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     (7168, 12288, False): (
         2,
         "8.2.12.12e 8.2.12.12e 16.2.11.11e 32.2.10.10e 48.2.9.9e "
-        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 256.2.4.3s2",
+        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 rows",
     ),
     (7168, 16384, False): (
         2,
         "8.2.12.12e 8.2.12.12e 16.2.11.11e 32.2.10.10e 48.2.9.9e "
-        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.6.6s2 128.3.5.5s2 256.2.4.3s2",
+        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.6.6s2 128.3.5.5s2 rows",
     ),
     (7168, 18432, False): (
         2,
         "8.1.8.8e 8.1.8.8e 16.1.10.10e 32.2.10.10e 48.2.9.9e "
-        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 256.2.4.3s2",
+        "64.2.8.8e 96.2.7.7e 128.2.6.6e 128.2.8.5s2 128.3.5.5s2 rows",
     ),
     (20480, 2048, True): (
         1,
@@ -172,4 +172,4 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
 }
 """By weight rows, K and whether the product is gated: segments of K, and the kernels for ROWS, as
 rows.groups.stages_w.stages_x, then s and segments in a CTA if several, e if tiles are even shares;
-or t and rows.groups.stages of the kernels that take turns, p if they have two teams; or strips."""
+or t and rows.groups.stages of the kernels that take turns, p if they have two teams; or strips, or rows."""

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from latentd_kernels.linear_plan import BLOCK_K, WHOLE_ROWS, choose, parse, whole
+from latentd_kernels.linear_plan import BLOCK_K, OTHERS, WHOLE_ROWS, choose, parse, whole
+from latentd_kernels.linear_rows import MANY_ROWS
 from latentd_kernels.linear_strips import STRIPS
 from latentd_kernels.linear_table import MEASURED
 from launching import make_ops, poisoned, randn, relative_l2, replay
@@ -104,10 +105,8 @@ def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool, shape: tuple[in
         for kind in (0,) if gated else (0, 1, 2):  # bf16, f32, added to f32
             alone = None
             for name in sorted(names):
-                kernel = STRIPS if name == "strips" else parse(name, segments)
-                if kernel.ctas == 0 or kernel.smem > ops.library.max_smem:
-                    continue
-                if segments > 1 and not name[0].isdigit():
+                kernel = OTHERS.get(name) or parse(name, segments)
+                if kernel.ctas * kernel.segments != segments or kernel.smem > ops.library.max_smem:
                     continue
                 out = poisoned(300, width, dtype=torch.float32 if kind else torch.bfloat16)
                 if kind == 2:
@@ -161,6 +160,27 @@ def test_strips_of_weight_rows_give_the_bits_of_boxes(shape: tuple[int, int], ga
             ops.hopper_product(x, weight, expected[:, 1:-2], rows, kind, gated, boxes)
             ops.hopper_product(x, weight, found[:, 1:-2], rows, kind, gated, STRIPS)
             assert torch.equal(found, expected), (kind, rows)
+
+
+@pytest.mark.parametrize("shape", [(7168, 8192), (7168, 18432), (300, 1088), (102, 128)], ids=name)
+def test_rows_as_the_first_operand_give_the_bits_of_rows_as_the_second(
+    shape: tuple[int, int],
+) -> None:
+    torch.manual_seed(13)
+    ops = make_ops()
+    m, k = shape
+    weight, x = randn(m, k, scale=k**-0.5), randn(512, k)
+    if not ops.takes(weight):
+        pytest.skip("the kernels of sm_90a")
+    other = parse("128.2.6.6s2", 2)
+    for kind in (0, 1, 2):  # bf16, f32, added to f32
+        for rows, width, first in ((512, m, 0), (257, m + 8, 4), (100, m + 3, 1), (1, m, 0)):
+            dtype = torch.float32 if kind else torch.bfloat16
+            expected = torch.randn(rows, width, device=x.device).to(dtype)
+            found, place = expected.clone(), slice(first, first + m)
+            ops.hopper_product(x, weight, expected[:, place], rows, kind, False, other)
+            ops.hopper_product(x, weight, found[:, place], rows, kind, False, MANY_ROWS)
+            assert torch.equal(found, expected), (kind, rows, width)
 
 
 @pytest.mark.parametrize("shape", [(2048, 2048), (3648, 2048)], ids=name)

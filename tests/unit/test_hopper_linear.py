@@ -143,6 +143,22 @@ def test_few_rows_of_a_large_matrix_are_multiplied_from_strips(maps: list[tuple[
     assert numbers == [[163840, 112, 5, 1], [18432, 112, 5, 0]]
 
 
+def test_many_rows_take_boxes_of_all_features_and_rows_of_a_cta(
+    maps: list[tuple[Any, ...]],
+) -> None:
+    ops, library = launches("sm_90a")
+    weight = torch.empty((7168, 8192), dtype=torch.bfloat16, device="meta")
+    out = torch.zeros(500, 7169)
+    for result in (out[:, :7168], torch.zeros(500, 7168)):
+        ops.linear(bf16(500, 8192), weight, result, 500, accumulate=True)
+    assert {(launch.name, launch.grid) for launch in library.launches} == {
+        ("linear_rows", (2, 64, 1))
+    }
+    assert [box for *_, box in maps][:2] == [(64, 112), (64, 256)]
+    numbers = [[number.value for number in launch.args[3:]] for launch in library.launches]
+    assert numbers == [[7169, 7168, 128, 500, 2, 0], [7168, 7168, 128, 500, 2, 1]]
+
+
 def test_few_rows_of_a_small_matrix_go_to_ctas_that_hold_their_weights(
     maps: list[tuple[Any, ...]],
 ) -> None:

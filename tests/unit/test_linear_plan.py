@@ -8,6 +8,7 @@ import pytest
 
 from latentd_kernels.linear_plan import (
     BLOCK_K,
+    OTHERS,
     WHOLE_ROWS,
     LinearKernel,
     choose,
@@ -15,6 +16,7 @@ from latentd_kernels.linear_plan import (
     parse,
     whole,
 )
+from latentd_kernels.linear_rows import MANY_ROWS, RowsKernel
 from latentd_kernels.linear_strips import STRIPS, StripKernel
 from latentd_kernels.linear_table import MEASURED, ROWS
 from latentd_kernels.manifest import SOURCES
@@ -57,6 +59,13 @@ def test_kernels_fit_an_sm_and_cover_the_matrix(matrix: tuple[int, int, bool]) -
                 assert rows <= kernel.rows
                 assert kernel.grid(weight_rows, rows, num_sms) == (1, 1, min(num_sms, weight_rows))
                 continue
+            if isinstance(kernel, RowsKernel):
+                assert kernel.grid(weight_rows, rows) == (
+                    -(-rows // 256),
+                    -(-weight_rows // 112),
+                    1,
+                )
+                continue
             x, y, z = kernel.grid(weight_rows, rows, num_sms, gated)
             row_tiles, shares = (x, y) if kernel.turns else (y, z)
             assert row_tiles * kernel.rows >= rows
@@ -95,7 +104,7 @@ def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
         ("gated_" if gated else "linear_") + parse(name, segments).variant
         for (_, _, gated), (segments, names) in MEASURED.items()
         for name in names.split()
-        if name != "strips"
+        if name not in OTHERS
     }
     assert found == wanted
 
@@ -113,6 +122,20 @@ def test_strips_are_for_large_matrices_of_few_rows() -> None:
     assert rows == STRIPS.rows
     assert STRIPS.threads == 32 * (warps + copiers)
     assert STRIPS.smem == 2048 + stages * (16 * warps + rows) * 1024
+
+
+def test_many_rows_of_7168_features_fill_the_card_in_one_round() -> None:
+    for k in (8192, 16384, 18432):
+        assert [choose(7168, k, rows, False) is MANY_ROWS for rows in (384, 385, 512)] == [0, 1, 1]
+    x, y, z = MANY_ROWS.grid(7168, 512)
+    assert 112 < x * y * z <= 132  # of 128 features there would be 112 tiles
+    source = (SOURCES / "hopper/linear_rows.cu").read_text()
+    found = re.search(r"LinearRows<(\d+), (\d+), (\d+)>", source)
+    assert found is not None
+    features, stages_w, stages_x = map(int, found.groups())
+    assert features == MANY_ROWS.features
+    rings = 128 * (stages_w * features + stages_x * 256)
+    assert MANY_ROWS.smem == 2048 + rings + 256 * features // 2 * 4  # of half of the sums
 
 
 def test_every_measured_matrix_has_a_kernel_for_each_number_of_rows() -> None:

@@ -52,7 +52,7 @@ extern __shared__ char smem[];
 // rounds: S = s * gridDim.x segments of K, each one f32 accumulator over k16 steps in rising k; the S sums are added
 //   as a balanced tree: the same bits for all instances and row counts of equal S; one landing for a bf16 out
 // launch: grid (S / s, ceil(rows / n), ceil(num_features / (g height))), clusters of (S / s, 1, 1), 128 g + 32 threads
-//   (640 if g = 5 and n = 128, 384 if g = 2 and n = 256, 512 if g = 3, n = 128 and s = 2), dynamic shared memory as in
+//   (640 if g = 5 and n = 128, 512 if g = 3, n = 128 and s = 2), dynamic shared memory as in
 //   linear_plan.py
 
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
@@ -120,7 +120,6 @@ LATENTD_LINEAR(128, 3, 5, 5, 2)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_LINEAR(256, 1, 6, 4, 2)
-LATENTD_LINEAR(256, 2, 4, 3, 2)
 LATENTD_GATED(8, 1, 7, 7)
 LATENTD_GATED(16, 1, 7, 7)
 LATENTD_GATED(32, 1, 5, 5)

@@ -15,11 +15,11 @@
 #include "linear_parts.cuh"
 
 // Beside the warpgroups that multiply a warp copies. With it the sums of five warpgroups and 128 rows would not fit the
-// registers: one of their threads copies. Two of 256 rows, or three with two sums of 128, want nearly all registers: a
-// warpgroup copies, which gives up its own.
+// registers: one of their threads copies. Three with two sums of 128 want nearly all registers: a warpgroup copies,
+// which gives up its own.
 constexpr int copying_threads(int rows, int groups, int segments) {
   if (groups == 5 && rows >= 128) return 0;
-  return groups == 2 && rows > 128 || groups == 3 && rows == 128 && segments > 1 ? 128 : 32;
+  return groups == 3 && rows == 128 && segments > 1 ? 128 : 32;
 }
 
 template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
@@ -31,8 +31,7 @@ struct LinearCta {
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups, kSegments) > 0;
   static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups, kSegments) == 128;
-  static constexpr int kTakes = kGroups == 2 ? 240 : 160,
-                       kGives = kGroups == 2 ? 24 : 32;  // registers a thread has then
+  static constexpr int kTakes = 160, kGives = 32;  // registers a thread has then
   static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
   static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
   static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");

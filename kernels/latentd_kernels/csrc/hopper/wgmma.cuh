@@ -43,8 +43,8 @@ LATENTD_DEVICE void wgmma_wait() {
 #define LATENTD_REGS_32 LATENTD_REGS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define LATENTD_REGS_48 \
   LATENTD_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define LATENTD_REGS_64 \
-  LATENTD_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LATENTD_REGS_56 LATENTD_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define LATENTD_REGS_64 LATENTD_REGS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define LATENTD_REGS_96                                                                          \
   LATENTD_REGS_64                                                                                \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
@@ -60,6 +60,7 @@ LATENTD_DEVICE void wgmma_wait() {
 #define LATENTD_D24(i) LATENTD_D16(i), LATENTD_D8(i + 16)
 #define LATENTD_D32(i) LATENTD_D16(i), LATENTD_D16(i + 16)
 #define LATENTD_D48(i) LATENTD_D32(i), LATENTD_D16(i + 32)
+#define LATENTD_D56(i) LATENTD_D48(i), LATENTD_D8(i + 48)
 #define LATENTD_D64(i) LATENTD_D32(i), LATENTD_D32(i + 32)
 #define LATENTD_D128(i) LATENTD_D64(i), LATENTD_D64(i + 64)
 // The four numbers are those of the inputs a, b, accumulate and the majors of A and B behind `regs` accumulators.
@@ -86,11 +87,12 @@ LATENTD_DEVICE void wgmma(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumu
   if constexpr (kN == 48) LATENTD_WGMMA(48, 24, 24, 25, 26, 27, 28);
   if constexpr (kN == 64) LATENTD_WGMMA(64, 32, 32, 33, 34, 35, 36);
   if constexpr (kN == 96) LATENTD_WGMMA(96, 48, 48, 49, 50, 51, 52);
+  if constexpr (kN == 112) LATENTD_WGMMA(112, 56, 56, 57, 58, 59, 60);
   if constexpr (kN == 128) LATENTD_WGMMA(128, 64, 64, 65, 66, 67, 68);
   if constexpr (kN == 256) LATENTD_WGMMA(256, 128, 128, 129, 130, 131, 132);
-  static_assert(
-      kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 128 || kN == 256,
-      "no product of that width is written out here");
+  static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 112 ||
+                    kN == 128 || kN == 256,
+                "no product of that width is written out here");
 }
 
 // A step whose B is one row, contiguous in shared memory at any multiple of 16 bytes, without swizzle: eight columns
