@@ -19,7 +19,7 @@ BLOCK_K: Final = 64
 """k of a block of the rings: K is a multiple of it."""
 _PANEL: Final = 64  # weight rows of a warpgroup
 _FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs idle
-_NAME: Final = re.compile(r"([tp]?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)")
+_NAME: Final = re.compile(r"([tp]?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)(l?)")
 _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
 WHOLE_ROWS: Final = 8
@@ -44,13 +44,16 @@ class LinearKernel(NamedTuple):
     ctas: int  # that share a tile's segments
     teams: int = 0  # of warpgroups, in a CTA that takes one tile after the other
     even: bool = False  # panels are made lower until the tiles fill whole rounds of the card
+    late: bool = False  # the next kernel starts only when its last block is on its way
 
     @property
     def variant(self) -> str:
         """The part of the entry point's name behind linear_ or gated_."""
         n, g, w, x, s = self[:5]
         turns = ("", "turns_", "teams_")[self.teams]
-        return f"{turns}n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        if turns:
+            return f"{turns}n{n}_g{g}_w{w}"
+        return f"{'late_' * self.late}n{n}_g{g}_w{w}_x{x}_s{s}"
 
     @property
     def turns(self) -> bool:
@@ -185,9 +188,10 @@ def parse(name: str, segments: int) -> LinearKernel:
     """A kernel from its short name in the table, for a matrix with that many segments of K."""
     found = _NAME.fullmatch(name)
     assert found is not None, name
-    prefix, *numbers, even = found.groups()
+    prefix, *numbers, even, late = found.groups()
     rows, groups, stages_w, stages_x, own = (int(part or 0) for part in numbers)
     own, teams = own or 1, {"": 0, "t": 1, "p": 2}[prefix]
     return LinearKernel(
-        rows, groups, stages_w, stages_x or stages_w, own, segments // own, teams, bool(even)
-    )
+        rows, groups, stages_w, stages_x or stages_w, own, segments // own, teams, bool(even),
+        bool(late),
+    )  # fmt: skip

@@ -91,8 +91,8 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (2112, 7168, False): (
         4,
-        "8.1.8.8 8.1.12.12 16.1.7.7 32.1.8.8 48.2.9.9 "
-        "64.1.12.12s2 96.1.10.10s2 64.1.12.12s2 128.1.10.8s2 128.1.10.8s4e 256.1.6.4s2",
+        "8.1.12.12 8.1.12.12 16.1.10.10s2l 32.1.12.12s2l 48.2.9.9 "
+        "64.1.12.12s2l 96.1.10.10s2 64.1.12.12s2l 128.1.10.8s2 128.1.10.8s4e 256.1.6.4s2",
     ),
     (12288, 7168, False): (
         2,
@@ -116,23 +116,23 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (2048, 8448, False): (
         4,
-        "8.1.8.8 8.1.8.8 16.1.7.7 32.1.9.4 48.2.9.9 "
-        "64.2.8.8 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
+        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (2048, 10240, False): (
         4,
-        "8.1.8.8 8.1.8.8 16.1.10.10 32.1.8.8 48.2.9.9 "
-        "64.2.8.8 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
+        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (2048, 10944, False): (
         4,
-        "8.1.8.8 8.1.8.8 16.1.10.10 32.1.8.8 48.2.9.9 "
-        "64.2.8.8 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.6.6s2 128.2.6.6s2",
+        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.6.6s2 128.2.6.6s2",
     ),
     (2048, 11264, False): (
         4,
-        "8.1.8.8 8.1.8.8 16.1.10.10 32.1.8.8 48.2.9.9 "
-        "64.2.8.8 96.2.7.7 64.1.12.12s2 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
+        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (7168, 12288, False): (
         2,
@@ -171,5 +171,6 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
 }
 """By weight rows, K and whether the product is gated: segments of K, and the kernels for ROWS, as
-rows.groups.stages_w.stages_x, then s and segments in a CTA if several, e if tiles are even shares;
-or t and rows.groups.stages of the kernels that take turns, p if they have two teams; or strips, or rows."""
+rows.groups.stages_w.stages_x, then s and segments in a CTA if several, e if tiles are even shares,
+l if the next kernel starts late; or t and rows.groups.stages of the kernels that take turns, p if
+they have two teams; or strips, or rows."""

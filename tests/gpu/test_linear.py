@@ -106,6 +106,8 @@ def test_every_kernel_of_hopper_gives_the_same_bits(gated: bool, shape: tuple[in
             alone = None
             for name in sorted(names):
                 kernel = OTHERS.get(name) or parse(name, segments)
+                if segments > 1 and name[0] in "tp":  # those that take turns
+                    continue
                 if kernel.ctas * kernel.segments != segments or kernel.smem > ops.library.max_smem:
                     continue
                 out = poisoned(300, width, dtype=torch.float32 if kind else torch.bfloat16)

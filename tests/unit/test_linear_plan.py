@@ -95,10 +95,11 @@ def test_lower_panels_fill_whole_rounds_of_the_card() -> None:
 def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
     source = (SOURCES / "hopper/linear.cu").read_text()
     found = set()
-    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS|_TEAMS)?\(([\d, ]+)\)$"
+    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS|_TEAMS|_LATE)?\(([\d, ]+)\)$"
     for form, turns, sizes in re.findall(instance, source, re.MULTILINE):
         n, g, w, x, s = (*sizes.split(", "), "1", "1")[:5]
-        variant = f"{turns[1:].lower()}_n{n}_g{g}_w{w}" if turns else f"n{n}_g{g}_w{w}_x{x}_s{s}"
+        kind = f"{turns[1:].lower()}_" if turns else ""
+        variant = f"{kind}n{n}_g{g}_w{w}" + (f"_x{x}_s{s}" if kind in ("", "late_") else "")
         found.add(f"{form.lower()}_{variant}")
     wanted = {
         ("gated_" if gated else "linear_") + parse(name, segments).variant

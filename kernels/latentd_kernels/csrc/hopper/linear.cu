@@ -4,7 +4,7 @@
 
 template <class Cta>
 LATENTD_DEVICE void run(const Cta& cta) {
-  pdl_launch();
+  if (!Cta::kLaunchesLate) pdl_launch();
   if (threadIdx.x == Cta::kCopier) cta.start_copies();
   __syncthreads();
   if (Cta::kCopyingWarp && threadIdx.x >= Cta::kConsumers) {
@@ -24,11 +24,13 @@ extern __shared__ char smem[];
 
 #define LATENTD_THREADS(n, groups, segments) (128 * groups + copying_threads(n, groups, segments))
 
-#define LATENTD_LINEAR(n, groups, w, x_, segments)                                                    \
+#define LATENTD_ANY_LINEAR(name, n, groups, w, x_, segments, late)                                    \
   extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, segments), n > 128 ? 1 : 0) \
-      linear_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) {     \
-    run(LinearCta<n, groups, w, x_, segments, false>(&weight, &x, height, LATENTD_ARGS));             \
+      name##_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) {     \
+    run(LinearCta<n, groups, w, x_, segments, false, late>(&weight, &x, height, LATENTD_ARGS));       \
   }
+#define LATENTD_LINEAR(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear, n, groups, w, x_, s, false)
+#define LATENTD_LINEAR_LATE(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear_late, n, groups, w, x_, s, true)
 #define LATENTD_GATED(n, groups, w, x_)                                                 \
   extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, 1))           \
       gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, int height, LATENTD_OUT) { \
@@ -54,6 +56,11 @@ extern __shared__ char smem[];
 // launch: grid (S / s, ceil(rows / n), ceil(num_features / (g height))), clusters of (S / s, 1, 1), 128 g + 32 threads
 //   (640 if g = 5 and n = 128, 512 if g = 3, n = 128 and s = 2), dynamic shared memory as in
 //   linear_plan.py
+
+// kernel linear_late_n*: linear_n that lets the next kernel start only when its last block is on its way.
+// shapes: as linear_n
+// rounds: as linear_n
+// launch: as linear_n
 
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
 // shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of `height` rows (a multiple of 4, at most 32)
@@ -88,7 +95,6 @@ LATENTD_LINEAR(16, 1, 18, 18, 1)
 LATENTD_LINEAR(16, 2, 11, 11, 1)
 LATENTD_LINEAR(32, 1, 5, 5, 1)
 LATENTD_LINEAR(32, 1, 8, 8, 1)
-LATENTD_LINEAR(32, 1, 9, 4, 1)
 LATENTD_LINEAR(32, 1, 9, 9, 1)
 LATENTD_LINEAR(32, 1, 16, 16, 1)
 LATENTD_LINEAR(32, 2, 10, 10, 1)
@@ -120,6 +126,10 @@ LATENTD_LINEAR(128, 3, 5, 5, 2)
 LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_LINEAR(256, 1, 6, 4, 2)
+LATENTD_LINEAR_LATE(8, 2, 6, 6, 1)
+LATENTD_LINEAR_LATE(16, 1, 10, 10, 2)
+LATENTD_LINEAR_LATE(32, 1, 12, 12, 2)
+LATENTD_LINEAR_LATE(64, 1, 12, 12, 2)
 LATENTD_GATED(8, 1, 7, 7)
 LATENTD_GATED(16, 1, 7, 7)
 LATENTD_GATED(32, 1, 5, 5)

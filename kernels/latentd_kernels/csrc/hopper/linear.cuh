@@ -22,7 +22,10 @@ constexpr int copying_threads(int rows, int groups, int segments) {
   return groups == 3 && rows == 128 && segments > 1 ? 128 : 32;
 }
 
-template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated>
+// kLate: the next kernel may start only when the last block of this one is on its way. Where a kernel leaves room for
+// the next one's CTAs, these would else hold SMs for as long as this one runs, and after a few such launches the CTAs
+// that load at the same time are no longer spread over the card.
+template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated, bool kLate = false>
 struct LinearCta {
   static_assert(kStagesW >= kStagesX && (!kGated || kSegments == 1), "no such CTA");
   static constexpr int kFeatures = 64 * kGroups;           // weight rows
@@ -32,6 +35,8 @@ struct LinearCta {
   static constexpr bool kCopyingWarp = copying_threads(kRows, kGroups, kSegments) > 0;
   static constexpr bool kDealsRegisters = copying_threads(kRows, kGroups, kSegments) == 128;
   static constexpr int kTakes = 160, kGives = 32;  // registers a thread has then
+  static constexpr bool kLaunchesLate = kLate;
+  static_assert(!kLate || kCopyingWarp, "a copying warp lets the next kernel start");
   static constexpr int kCopier = kCopyingWarp ? kConsumers : 0;
   static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
   static_assert(kCopyingWarp || (kStagesW == kStagesX && kSegments == 1), "no such CTA");
@@ -153,6 +158,7 @@ struct LinearCta {
     pdl_wait();  // activations exist only now, and every store follows from them
     if (threadIdx.x == kCopier) copy_blocks();
     __syncwarp();
+    if (kLaunchesLate) pdl_launch();
     if (ctas == 1) return;
     cluster_wait();
     if (receive_in_ring) cluster_arrive_relaxed(), cluster_wait();

@@ -20,6 +20,7 @@ struct LinearTurns {
   static constexpr int kUnitFeatures = 16, kPanelUnits = kPanelFeatures / kUnitFeatures;
   static constexpr int kGroupUnits = kPanelUnits / kSharing, kTileUnits = kPanelUnits * kPanels;
   static constexpr int kConsumers = 128 * kGroups, kCopier = kConsumers;
+  static constexpr bool kLaunchesLate = false;
   static constexpr bool kCopyingWarp = true, kDealsRegisters = kTeams > 1;
   static constexpr int kTakes = 112, kGives = 24;  // registers a thread has then
   static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
