@@ -31,6 +31,13 @@ step="an overlay over the root"
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
 root=/mnt/root
 
+step="mounts below the root"
+findmnt -rn -o TARGET | grep -E '^/(usr|lib|lib64)(/|$)|^/opt/.' | sort | while read -r target; do
+  [ -d "$target" ] || continue
+  mount --bind "$target" "$root$target"
+  mount -o remount,bind,ro "$root$target"
+done
+
 step="folders of its own"
 for folder in tmp var/tmp run dev root home etc/systemd; do
   mkdir -p "$root/$folder"
