@@ -102,8 +102,9 @@ class Calls:
     def survives(self, error: LatentdError) -> bool:
         """Whether the same call, made again, may go on in another life of the daemon."""
         if isinstance(error, RequestRejected):
-            if "rows" in error.detail:
-                return False  # the other rows of the step have run
+            rows = error.detail.get("rows", ())
+            if isinstance(rows, list) and not all(isinstance(x, RequestRejected) for x in rows):
+                return False  # others of the step's rows have run
             error = self.translate(error)
         is_passing = error.code in PASSING or isinstance(error, (ConnectionLost, DeadlineExceeded))
         return self.reopens and is_passing and not isinstance(error, ModelChanged)
