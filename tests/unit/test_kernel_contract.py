@@ -28,6 +28,7 @@ LATER = {
     "attend_hopper_wide",
     "moe_experts_few",
     "moe_experts_one",
+    "run",  # of hopper/linear.cu
 }  # let the next kernel launch in the midst of their work
 LATE = "pdl_wait_then_launch();"
 CALLS = {"pdl_wait", "pdl_wait_then_launch", *WAITING}

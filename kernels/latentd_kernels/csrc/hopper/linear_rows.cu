@@ -13,8 +13,8 @@ using Rows = LinearRows<112, 5, 3>;
 extern "C" __global__ void __launch_bounds__(Rows::kThreads, 1)
     linear_rows(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, void* out,
                 long long out_stride, int num_features, int k_blocks, int rows, int kind, int vectors) {
-  const Rows cta(&weight, &x, Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem));
   pdl_launch();
+  const Rows cta(&weight, &x, Output{out, out_stride, num_features, kind, vectors}, k_blocks, rows, smem_u32(smem));
   if (threadIdx.x == Rows::kCopier) cta.start_copies();
   __syncthreads();
   if (threadIdx.x >= Rows::kConsumers) {
