@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client import AsyncClient
-    from latentd_client._exchange import Pending, Reply
+    from latentd_client._request import Pending, Reply
 
 
 def lossy(client: Any, is_lost: Callable[[list[bytes]], bool], **fields: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd_client import _link, _wire
-from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
+from latentd_client._exchange import Exchange
+from latentd_client._request import Call, Pending, Reply, too_late
 from latentd_client._watch import Watch
 
 if TYPE_CHECKING:

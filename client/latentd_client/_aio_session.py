@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from latentd_client._aio_link import AsyncLink, call_method, forget
 from latentd_client._calls import Calls
-from latentd_client._exchange import Call
 from latentd_client._given import seconds
 from latentd_client._handshake import check_listener
+from latentd_client._request import Call
 from latentd_client._session import PAUSE_S, RECOVERY_S
 from latentd_client.errors import (
     ConnectionLost,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client._calls import Script
-    from latentd_client._exchange import Pending, Reply
+    from latentd_client._request import Pending, Reply
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latentd_client._asked import read_tensor
-from latentd_client._exchange import Call
 from latentd_client._given import whole
 from latentd_client._reopening import ready
+from latentd_client._request import Call
 from latentd_client.errors import ProtocolError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from latentd_client import protocol
-from latentd_client._exchange import Call, Pending, Reply
 from latentd_client._given import seconds, whole
 from latentd_client._reopening import ready
+from latentd_client._request import Call, Pending, Reply
 from latentd_client._version import __version__
 from latentd_client.errors import (
     ConnectionLost,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from latentd_client._asked import read_top
-from latentd_client._exchange import Call
 from latentd_client._given import id_lists, token_ids, whole
 from latentd_client._reopening import ready
+from latentd_client._request import Call
 from latentd_client._stream import Ending, StreamReader, Wanted
 from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.ngram import Drafter, NgramDrafter

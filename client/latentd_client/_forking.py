@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from latentd_client._exchange import Call
 from latentd_client._given import sampling_fields
 from latentd_client._opening import ask_for_slot, new_key
 from latentd_client._reopening import ready
+from latentd_client._request import Call
 
 if TYPE_CHECKING:
     from latentd_client._calls import Calls, Script

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from latentd_client._exchange import Call, Exchange, Pending, Reply, too_late
+from latentd_client._exchange import Exchange
+from latentd_client._request import Call, Pending, Reply, too_late
 from latentd_client._wire import open_wire
 from latentd_client.errors import ConnectionLost
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from latentd_client._exchange import Call
 from latentd_client._given import whole
 from latentd_client._known import Known
+from latentd_client._request import Call
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from latentd_client._asked import Asked
     from latentd_client._calls import Calls, Script
-    from latentd_client._exchange import Reply
     from latentd_client._given import GivenPrompt, Prompt
+    from latentd_client._request import Reply
     from latentd_client._slot import BaseSlot
     from latentd_client.protocol import Header, Tensor
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd_client._asked import asked
-from latentd_client._exchange import Call
 from latentd_client._opening import Opening
+from latentd_client._request import Call
 from latentd_client._settling import settle
 from latentd_client.errors import RequestRejected
 

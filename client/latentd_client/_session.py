@@ -10,9 +10,9 @@ import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from latentd_client._calls import Calls
-from latentd_client._exchange import Call, Pending
 from latentd_client._given import MAX_TIMEOUT_S, seconds
 from latentd_client._link import Link
+from latentd_client._request import Call, Pending
 from latentd_client._turns import Turns
 from latentd_client._watch import Watch
 from latentd_client._wire import ZmqWire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client._exchange import Call
+from latentd_client._request import Call
 from latentd_client.errors import ConnectionLost, RequestRejected
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from latentd_client import packed
 from latentd_client._asked import NOTHING, name_masks, read_step
-from latentd_client._exchange import Call, refusal
 from latentd_client._reopening import ready
+from latentd_client._request import Call, refusal
 from latentd_client.errors import ProtocolError, RequestRejected
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from latentd_client._asked import Asked
-    from latentd_client._exchange import Call, Pending, Reply
+    from latentd_client._request import Call, Pending, Reply
 
 
 class Ending:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client._exchange import Call
 from latentd_client._given import id_lists, token_ids, whole
 from latentd_client._reopening import reopen
+from latentd_client._request import Call
 from latentd_client._settling import settle
 from latentd_client._stream import StreamReader, Wanted
 from latentd_client.errors import ConnectionLost, RequestRejected

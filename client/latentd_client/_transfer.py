@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from latentd_client._asked import read_tensor
-from latentd_client._exchange import Call
 from latentd_client._given import raw_prompt, sampling_fields, whole
 from latentd_client._known import Known
 from latentd_client._opening import new_key
 from latentd_client._reopening import ready
+from latentd_client._request import Call
 from latentd_client.errors import ProtocolError, RequestRejected
 from latentd_client.pages import PageGeometry, Pages, Piece
 from latentd_client.results import Sampling

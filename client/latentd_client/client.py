@@ -35,8 +35,8 @@ T = TypeVar("T")
 class Client:
     """A connection to a daemon and a session there; use it as a context manager.
 
-    Threads may share a client: their calls take turns, each within its own time. One client a
-    thread, or AsyncClient, lets them decode side by side. After a fork make a new client.
+    Threads may share a client and take turns, each call within its own time. One client a thread,
+    or AsyncClient, lets them decode side by side. After a fork make a new client.
     """
 
     def __init__(
@@ -108,10 +108,8 @@ class Client:
         is raised, and its `detail["rows"]` holds each row's Step or RequestRejected.
         """
         pairs, extras = slot_pairs(rows), asked(None, logits, logprobs)
-        calls = self._session.calls
-        return self._session.run(
-            lambda: _stepping.step_rows(calls, pairs, extras, masks, timeout_s), timeout_s
-        )
+        args = self._session.calls, pairs, extras, masks, timeout_s
+        return self._session.run(lambda: _stepping.step_rows(*args), timeout_s)
 
     def attend(
         self, layer: int, rows: Iterable[tuple[Slot, int]], q: T, latent: Any, *,

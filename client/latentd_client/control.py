@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from latentd_client import protocol
-from latentd_client._exchange import Call
 from latentd_client._given import data_endpoint, seconds, text_endpoint
 from latentd_client._link import Link
+from latentd_client._request import Call
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -466,12 +466,12 @@ def test_threads_that_wait_for_the_next_life_all_go_on(endpoint: str) -> None:
 def test_rows_of_which_some_were_refused_are_not_run_again(
     client: Any, lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from latentd_client import _exchange
+    from latentd_client import _request
 
     one, other = client.open([1]), client.open([2])
     monkeypatch.setattr(
         "latentd_client._stepping.refusal",
-        lambda header: _exchange.refusal({**header, "status": "draining"}),
+        lambda header: _request.refusal({**header, "status": "draining"}),
     )
     with pytest.raises(RequestRejected, match="row 1 of 2"):
         client.step([(one, None), (other, 999)])

@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeEngine, fake_logits
 from latentd.operations import SamplingParams
 from latentd_client import Client, RequestRejected, Sampling, TokenLogprob, protocol
-from latentd_client._exchange import Call
+from latentd_client._request import Call
 from latentd_client._stream import StreamReader
 from serving import Peer, seat, serving
 

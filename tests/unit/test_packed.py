@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentd_client import Client, field_checks, fields, packed, protocol
-from latentd_client._exchange import Call, Exchange
+from latentd_client._exchange import Exchange
+from latentd_client._request import Call
 from serving import Peer, Running, seat, serving
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentd_client import ProtocolError, RequestRejected, field_checks, fields, protocol
-from latentd_client._exchange import Call, Exchange
+from latentd_client._exchange import Exchange
+from latentd_client._request import Call
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.floats(),

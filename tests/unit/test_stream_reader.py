@@ -2,7 +2,7 @@ import pytest
 
 from fakes import FakeEngine
 from latentd_client import Client, ConnectionLost
-from latentd_client._exchange import Call, Reply
+from latentd_client._request import Call, Reply
 from latentd_client._stream import StreamReader
 from serving import serving
 

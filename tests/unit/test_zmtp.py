@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from latentd_client import Client, protocol
-from latentd_client._exchange import Call
 from latentd_client._handshake import READY
 from latentd_client._link import Link
+from latentd_client._request import Call
 from latentd_client._wire import Wire, ZmqWire, open_wire
 from latentd_client._zmtp import ZmtpWire
 from latentd_client.errors import ConnectionLost, DeadlineExceeded
