@@ -1,4 +1,4 @@
-"""Times linear layers as the model calls them, beside `torch.matmul` of the same product.
+"""Times linear layers as the model calls them, beside `torch.mm` of the same product.
 
 Each side is a captured graph of many products, whose weights in rotation leave the L2 cache and the
 translation of addresses far behind, as those of a step do; the graphs are replayed in blocks, so
@@ -51,7 +51,7 @@ def measure(
 ) -> None:
     """Print a line for every matrix and row count, microseconds a product."""
     ops = gpu.make_ops("f32", max_slots=1, max_pages=1)
-    about = "linear layers, weights in rotation; torch is the product alone, with bf16 out"
+    about = "linear layers, weights in rotation; torch is the product alone, f32 out only for heads"
     report.table("linear", about, COLUMNS)
     for matrix in matrices:
         rotation = min(ROTATION_BYTES, free_bytes() // 2)
@@ -73,9 +73,10 @@ def products_us(
     ops: CudaOps, weights: Sequence[Tensor], form: Form, rows: int, rival: bool
 ) -> tuple[float, float | None]:
     """Microseconds of all these products in one graph of our launches, and of the same by
-    torch.matmul, which is cuBLAS, without what our forms add, on the same activations."""
+    torch, which is cuBLAS, without what our forms add, on the same activations; into float32 where
+    our form is f32."""
     x = torch.randn(rows, weights[0].shape[1], device=CUDA).bfloat16()
-    ours, theirs = _ours(ops, weights, form, x), _torch(weights, x)
+    ours, theirs = _ours(ops, weights, form, x), _torch(weights, form, x)
     ours()
     graph = timing.capture(ours, ops.stream)
     launch = partial(graph.launch, ops.stream)
@@ -105,11 +106,12 @@ def _ours(ops: CudaOps, weights: Sequence[Tensor], form: Form, x: Tensor) -> Cal
     return run
 
 
-def _torch(weights: Sequence[Tensor], x: Tensor) -> Callable[[], None]:
-    out = torch.empty(x.shape[0], weights[0].shape[0], dtype=torch.bfloat16, device=CUDA)
+def _torch(weights: Sequence[Tensor], form: Form, x: Tensor) -> Callable[[], None]:
+    # A head's logits are float32, from torch too: half as many bytes would be another product.
+    multiply = partial(torch.mm, out_dtype=torch.float32) if form == "f32" else torch.mm
 
     def run() -> None:
         for weight in weights:
-            torch.matmul(x, weight.T, out=out)
+            multiply(x, weight.T)
 
     return run

@@ -65,9 +65,9 @@ def measure(
     steps: Steps, gpu: Gpu, step_us: Mapping[tuple[int, int], float], report: Report
 ) -> None:
     """Print, for every measured pair of rows and context, how much shorter the step would be if
-    each linear layer went to cuBLAS wherever that is faster (it is given the product alone, with
-    bf16 out), and attention cut contexts as it is best for the batch. Routers stay: they share a
-    node with a norm and the choice."""
+    each linear layer went to cuBLAS wherever that is faster (it is given the product alone), and
+    attention cut contexts as it is best for the batch. Routers stay: they share a node with a norm
+    and the choice."""
     ops = gpu.make_ops("f32", max_slots=1, max_pages=1)
     about = "what invariance costs: the step with its linear layers by cuBLAS and the best cut"
     report.table("invariance", about, COLUMNS)
