@@ -155,8 +155,9 @@ def _verify_draft(calls: Calls, slot: BaseSlot, reader: DraftReader) -> Script[N
     reader.end, slot._reader = None, reader
     try:
         verified = yield from _verify_what_fits(calls, slot, reader)
-    except RequestRejected:
-        slot._reader = reader.unanswered = None
+    except RequestRejected as error:
+        if not calls.survives(error):
+            slot._reader = reader.unanswered = None
         raise
     if draft := reader.unanswered:
         is_right = verified.accepted == len(draft)

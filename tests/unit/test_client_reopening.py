@@ -215,6 +215,20 @@ def test_a_drafted_stream_goes_on_behind_its_last_step(client: Any, lives: Lives
     assert tokens == continued(PROMPT * 10, 41)[1:]
 
 
+def test_a_drafted_stream_outlives_a_daemon_that_refuses_its_drafts_before_it_ends(
+    client: Any, lives: Lives
+) -> None:
+    slot = client.open(PROMPT * 10)
+    restart = threading.Thread(target=lives.restart)  # it says "draining" for a while
+    tokens = []
+    for step in slot.stream(400, draft="ngram"):
+        tokens.append(step.token)
+        if len(tokens) == 10:
+            restart.start()
+    restart.join()
+    assert tokens == continued(PROMPT * 10, 401)[1:]
+
+
 def test_a_stream_that_its_reader_left_is_forgotten_with_its_daemon(
     client: Any, lives: Lives
 ) -> None:
