@@ -97,7 +97,7 @@ class Watch:
         except RequestRejected as error:
             log.warning("the session's lease was not renewed: %s", error)
         except (LatentdError, OSError) as error:
-            log.warning("the session's lease is renewed on its data connection: %s", error)
+            log.warning("no lease renewed on the control socket, trying the data one: %s", error)
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._renew_on_data()
 

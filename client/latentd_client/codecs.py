@@ -108,7 +108,10 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise TextError(f"cannot read {path}: {error.strerror}") from None
+        raise TextError(
+            f"cannot read {path}: {error.strerror}; name the model's tokenizer.json or its folder, "
+            "or none for a byte-level model"
+        ) from None
     if len(data) > MAX_BYTES:
         raise TextError(f"{path} is larger than {MAX_BYTES >> 20} MiB: no tokenizer is")
     return data

@@ -75,9 +75,22 @@ def test_the_command_says_what_it_did_and_what_comes_next(tmp_path: Path) -> Non
 
 
 def test_a_program_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(NotInstalled, match="there is no /nowhere/latentd; name the program"):
+    with pytest.raises(NotInstalled, match="there is no /nowhere/latentd; name a program"):
         list(install(tmp_path, Path("/nowhere/latentd")))
     assert files(tmp_path) == {}
+
+
+def test_a_program_of_an_image_is_looked_for_in_the_image(tmp_path: Path) -> None:
+    program = tmp_path / "opt/latentd/bin/latentd"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    tmp_path.chmod(0o755)  # as a root is
+    list(install(tmp_path, Path("/opt/latentd/bin/latentd")))
+    unit = (tmp_path / install_units.UNITS / "latentd.service").read_text()
+    assert "ExecStart=/opt/latentd/bin/latentd serve " in unit
+    program.parent.chmod(0o700)
+    faults = "".join(find_faults(Path("/opt/latentd/bin/latentd"), is_ours=False, root=tmp_path))
+    assert "the user latentd cannot enter /opt/latentd/bin, where" in faults
 
 
 @pytest.mark.parametrize("text", ["latentd", "/a b/latentd", "/a%b/latentd", "/a$b/latentd"])
@@ -109,4 +122,4 @@ def test_of_the_program_beside_this_python_the_interpreter_is_looked_at_too(
     monkeypatch.setattr(install_units, "HIDDEN", ("/hidden",))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     faults = list(find_faults(PROGRAM, is_ours=True))
-    assert f"there is no {tmp_path}/python; name the program with --program" in faults
+    assert f"there is no {tmp_path}/python; name a program that is there with --program" in faults

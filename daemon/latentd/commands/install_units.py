@@ -57,7 +57,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--program", type=Path, metavar="PATH",
-        help="the latentd that the units start (default: the one beside this Python)",
+        help="the latentd that the units start, in --root or on this machine (default: the one "
+        "beside this Python)",
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def install(root: Path, program: Path | None) -> Iterator[str]:
     line for each. Raises NotInstalled, about the program before anything is written."""
     is_ours = program is None
     program = program or Path(sys.executable).parent / "latentd"
-    if faults := dict.fromkeys(find_faults(program, is_ours)):
+    if faults := dict.fromkeys(find_faults(program, is_ours, root)):
         raise NotInstalled("; ".join(faults))
     for name, place in PLACES.items():
         text = (source() / name).read_text().replace(f"={WRITTEN_FOR} ", f"={program} ")
@@ -97,9 +98,9 @@ def source() -> Path:
     return inside if inside.is_dir() else package.parents[1] / "systemd"
 
 
-def find_faults(program: Path, is_ours: bool) -> Iterator[str]:
-    """Why the daemon's user could not run a program from within the units. Of our own one the
-    interpreter and the package are looked at too."""
+def find_faults(program: Path, is_ours: bool, root: Path = Path("/")) -> Iterator[str]:
+    """Why the daemon's user could not run a program from within the units: one that lies below
+    `root` or on this machine, or our own, whose interpreter and package are looked at too."""
     if not PLAIN.fullmatch(str(program)):
         yield f"{program} is no absolute path that systemd takes as it is; name one with --program"
         return
@@ -107,14 +108,15 @@ def find_faults(program: Path, is_ours: bool) -> Iterator[str]:
     if is_ours:
         needed += [Path(sys.executable).resolve(), Path(latentd.__file__)]
     for path in needed:
-        if not path.is_file():
-            yield f"there is no {path}; name the program with --program"
+        top = root if (root / path.relative_to("/")).is_file() else Path("/")
+        if not (top / path.relative_to("/")).is_file():
+            yield f"there is no {path}; name a program that is there with --program"
             continue
         for hidden in HIDDEN:
             if Path(hidden) in path.parents:
                 yield f"the units hide {hidden}, where {path} is, from the daemon; {REMEDY}"
         for folder in path.parents:
-            if not folder.stat().st_mode & 0o001:
+            if not (top / folder.relative_to("/")).stat().st_mode & 0o001:
                 yield f"the user latentd cannot enter {folder}, where {path} is; {REMEDY}"
 
 
