@@ -111,19 +111,9 @@ class Transfers:
     ) -> Arrival:  # fmt: skip
         """Take a seat and all pages for a sequence. Draws the seed if there is none."""
         self.relieve()
-        ids = prompt_ids(tokens, self.vocab_size, "sequence")
-        if token is not None and not 0 <= token < self.vocab_size:
-            raise bad_token("token", token, self.vocab_size)
-        sampling.validate()
-        max_ctx = self.slots.max_ctx
-        if len(ids) > max_ctx:
-            raise RequestRejected(
-                "context_full", f"the sequence has {len(ids)} tokens; max_ctx is {max_ctx}",
-                max_ctx=max_ctx,
-            )  # fmt: skip
+        ids = self.check(tokens, token, sampling)
         sampling = sampling.seeded()
         count = num_pages(len(ids))
-        self.admission.room.check_size("the sequence", count)
         self.admission.room.check("the sequence", count)
         slot = self.slots.take(sampling)
         try:
@@ -134,6 +124,23 @@ class Transfers:
         self.slots.append_filled(slot, pages)
         slot.task = arrival = Arrival(slot, ids, token, salt, set(range(count)))
         return arrival
+
+    def check(
+        self, tokens: NDArray[np.int32] | list[int], token: int | None, sampling: SamplingParams
+    ) -> NDArray[np.int32]:
+        """The ids of a sequence that could begin if there were room. Raises RequestRejected."""
+        ids = prompt_ids(tokens, self.vocab_size, "sequence")
+        if token is not None and not 0 <= token < self.vocab_size:
+            raise bad_token("token", token, self.vocab_size)
+        sampling.validate()
+        max_ctx = self.slots.max_ctx
+        if len(ids) > max_ctx:
+            raise RequestRejected(
+                "context_full", f"the sequence has {len(ids)} tokens; max_ctx is {max_ctx}",
+                max_ctx=max_ctx,
+            )  # fmt: skip
+        self.admission.room.check_size("the sequence", num_pages(len(ids)))
+        return ids
 
     def put(self, arrival: Arrival, first: int, data: NDArray[np.uint8]) -> None:
         """Fill pages from `first` on with `data` [count, page_bytes], which fits in."""

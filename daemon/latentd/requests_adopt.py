@@ -104,9 +104,12 @@ def _begin(work: Work, run: SeatRun, header: Header, raw: Sequence[Tensor]) -> H
     if known is not None:
         return {**results, "replayed": True}
     work.check_launch(header.get("deadline_s"))
+    wanted = (tokens, token, sampling or SamplingParams())
+    if work.waiting.has_new:
+        transfers.check(*wanted)
 
     def start() -> Header:
-        arrival = transfers.begin(tokens, token, sampling or SamplingParams(), salt)
+        arrival = transfers.begin(*wanted, salt)
         expires_at = work.now + work.options.lease_s
         session.adoptions[key] = Adoption(arrival, len(arrival.missing), expires_at)
         session.opens[key] = OpenRecord(digest, None)

@@ -33,6 +33,8 @@ def fork(
     source = session.record(slot_id, epoch)
     check_idle(source)
     work.check_launch(deadline_s)
+    if work.waiting.has_new:
+        work.engine.transfers.look(slot_id, epoch, pos)
 
     def start() -> Header:
         forked = work.engine.fork(slot_id, epoch, pos, sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import crowd
@@ -296,6 +297,23 @@ def test_the_begin_of_an_adoption_waits_for_its_pages(peer: Peer, running: Runni
     put = {"first": 0, "pages": {"raw": 0}, "checksums": {"raw": 1}}
     assert peer.ask("adopt", page, key="d", put=put)["missing"] == 0
     assert peer.ask("adopt", key="d", commit=True)["context_len"] == 60
+
+
+def test_a_fork_or_an_adoption_that_can_never_be_is_refused_though_others_wait(
+    peer: Peer, running: Running
+) -> None:
+    slot = peer.open([1] * 60, key="a")
+    peer.open([2] * 190, key="b")
+    begin, (tokens, *_) = exported(peer, slot)
+    peer.send("open", key="c", prompt=[3])
+    wait_until(lambda: waiting(running) == 1)
+    fork = peer.ask("fork", key="d", **{**seat(slot), "pos": 9})
+    assert (fork["status"], fork["context_len"]) == ("position_conflict", 60)
+    long = np.ones(300, np.int32)
+    assert peer.ask("adopt", [long], key="e", begin=begin)["status"] == "too_large"
+    wrong = {**begin, "token": 999}
+    assert peer.ask("adopt", [tokens], key="f", begin=wrong)["status"] == "invalid"
+    assert waiting(running) == 1
 
 
 def test_an_adoption_that_waits_can_be_dropped(peer: Peer, running: Running) -> None:
