@@ -1,31 +1,18 @@
 """docs/protocol.md against the code: its frames, operations, fields and codes."""
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+import protocol_page
 from attend_promises import random_rows
 from fakes import FakeEngine
 from latentd_client import CODES, Client, field_checks, fields, protocol
 from serving import Peer, seat, serving
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-
-
-def read_examples() -> list[tuple[dict[str, Any], list[bytes]]]:
-    """The header and the frames of each example."""
-    examples = []
-    for block in re.findall(r"```frame\n(.*?)```", PAGE, re.DOTALL):
-        header, _, dump = block.partition("\n")
-        frames = [bytes.fromhex(part) for part in dump.split("--")]
-        examples.append((json.loads(header), frames))
-    return examples
-
-
-EXAMPLES = read_examples()
+PAGE = protocol_page.PATH.read_text()
+EXAMPLES = [(found.header, found.frames) for found in protocol_page.read_examples(PAGE)]
 
 
 def example(request_id: int) -> dict[str, Any]:
