@@ -303,7 +303,8 @@ def test_a_fork_or_an_adoption_that_can_never_be_is_refused_though_others_wait(
     peer: Peer, running: Running
 ) -> None:
     slot = peer.open([1] * 60, key="a")
-    peer.open([2] * 190, key="b")
+    for key in ("b", "g"):
+        peer.open([2], key=key)
     begin, (tokens, *_) = exported(peer, slot)
     peer.send("open", key="c", prompt=[3])
     wait_until(lambda: waiting(running) == 1)
