@@ -68,6 +68,7 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) -m latentd bench step
 	$(PY) tests/bench/bench_engine.py --device cuda
 	$(PY) tests/bench/bench_sharing.py
+	$(PY) tests/bench/bench_drafts.py
 	$(PY) tests/bench/bench_saving.py
 	$(PY) tests/bench/bench_transfer.py
 	$(PY) tests/bench/bench_streams.py

@@ -14,7 +14,6 @@ from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.engine import Engine
-    from latentd.operations import StepRequest
     from scenarios import Tracked
 
 MAX_CTX = 130
