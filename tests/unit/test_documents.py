@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("client", "daemon", "docs", "kernels", "systemd", "tests")
-PAGES = sorted([*ROOT.glob("*.md"), *(p for name in FOLDERS for p in (ROOT / name).rglob("*.md"))])
+PAGES = sorted(
+    page
+    for page in (*ROOT.glob("*.md"), *(p for name in FOLDERS for p in (ROOT / name).rglob("*.md")))
+    if "node_modules" not in page.parts
+)
 FILE = re.compile(rf"\b((?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|cuh?|md|toml|json))\b")
 MAKE = re.compile(r"(?:`|^ {4}|; )make ([a-z][a-z-]*)", re.MULTILINE)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
