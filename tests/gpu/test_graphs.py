@@ -104,7 +104,9 @@ def test_an_automatic_pool_measures_the_graphs_first(start: Start) -> None:
     assert engine.startup.kv_pages == engine.startup.full_pages == 20
     assert engine.startup.capture_s > 0
     assert not any("FAILED" in line for line in engine.startup.selftest)
-    assert engine.startup.selftest[1].startswith("graph = eager: buckets 1, 2, 4")
+    assert any(
+        line.startswith("graph = eager: buckets 1, 2, 4") for line in engine.startup.selftest
+    )
 
 
 def test_a_step_that_is_never_published_is_a_device_fault(start: Start) -> None:
