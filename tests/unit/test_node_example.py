@@ -81,7 +81,7 @@ def test_it_decodes_what_the_python_client_decodes(
             tokens = first + [step.token for step in slot.stream(SAMPLED - 1)]
     assert json.loads(printed["text"]) == bytes(tokens).decode(errors="replace")
     length = len(PROMPT) + SAMPLED - 1
-    assert printed["length"] == str(length)
+    assert printed["length"] == f"{length}, the stream's end: max_steps"
     assert printed["refused"] == f"position_conflict, the length is {length}"
 
 
@@ -95,7 +95,7 @@ def test_it_loses_and_repeats_nothing_when_a_third_of_all_replies_is_lost(
     assert counts["lost"] > 5
     expected = bytes(continued(PROMPT, SAMPLED)).decode(errors="replace")
     assert json.loads(printed["text"]) == expected
-    assert printed["length"] == str(len(PROMPT) + SAMPLED - 1)
+    assert printed["length"].startswith(f"{len(PROMPT) + SAMPLED - 1}, ")
 
 
 @contextlib.contextmanager
@@ -145,8 +145,9 @@ const client = await Client.connect(process.env.LATENTD_ENDPOINT, { tries: 1 });
 const slot = await client.open([1, 2, 3], { sampling: { temperature: 1, seed: 2n ** 64n - 1n } });
 let read = 0;
 for await (const token of slot.stream({ max_steps: 1000, credit: 4 })) if (++read === 10) break;
+const { end } = slot;
 const { token } = await slot.step();
-console.log(JSON.stringify({ read, token, length: slot.contextLen }));
+console.log(JSON.stringify({ read, end, token, length: slot.contextLen }));
 await client.close();
 """
 
@@ -157,7 +158,7 @@ def test_a_stream_that_is_left_early_ends_and_the_slot_goes_on_with_a_seed_of_64
     with serving(endpoint):
         script = ("--input-type=module", "--eval", LEFT_EARLY)
         printed: dict[str, Any] = json.loads(node(folder, *script, LATENTD_ENDPOINT=endpoint))
-    assert printed["read"] == 10
+    assert (printed["read"], printed["end"]) == (10, "cancelled")
     assert 14 <= printed["length"] <= 14 + 2 * 4
     sampled = continued([1, 2, 3], printed["length"] - 3 + 1, seed=(1 << 64) - 1)
     assert printed["token"] == sampled[-1]

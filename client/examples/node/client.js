@@ -78,6 +78,7 @@ export class Slot {
     this.contextLen = header.context_len;
     this.token = header.token; // the last one sampled
     this.logits = pick(header.logits, raw)?.data;
+    this.end = undefined; // of the last stream
   }
 
   get #seat() {
@@ -95,7 +96,8 @@ export class Slot {
   }
 
   /** Tokens as they are sampled, at most `max_steps`; the daemon may be `credit` of them ahead.
-   * Whoever leaves the loop early finds the slot at the length that the daemon had come to. */
+   * Whoever leaves the loop early finds the slot at the length that the daemon had come to. Behind
+   * the loop `end` says why it ended: "max_steps", "stop", "draining", ... */
   async *stream({ credit = 64, ...fields }) {
     const stream = new TokenStream(this.#client, this.#seat, fields, credit);
     try {
@@ -106,6 +108,7 @@ export class Slot {
       await stream.finish();
       this.contextLen = stream.contextLen;
       this.token = stream.token ?? this.token;
+      this.end = stream.end;
     }
   }
 
@@ -141,6 +144,7 @@ class TokenStream {
     this.#arrived = seat.pos;
     this.contextLen = seat.pos;
     this.token = undefined;
+    this.end = undefined;
     this.#running = client.begin("stream", { ...seat, ...fields, credit });
   }
 
@@ -175,6 +179,7 @@ class TokenStream {
     this.#arrived += tokens.length;
     this.token = tokens.at(-1) ?? this.token;
     this.contextLen = header.context_len;
+    this.end = header.end;
     return tokens;
   }
 

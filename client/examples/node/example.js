@@ -21,7 +21,7 @@ try {
 
   for await (const each of slot.stream({ max_steps: STREAMED, credit: 8 })) tokens.push(each);
   console.log(`text: ${JSON.stringify(Buffer.from(tokens).toString())}`);
-  console.log(`length: ${slot.contextLen}`);
+  console.log(`length: ${slot.contextLen}, the stream's end: ${slot.end}`);
 
   try {
     await slot.step({ pos: 1 });
