@@ -8,6 +8,7 @@ const STREAMED = 40;
 
 const client = await Client.connect(process.env.LATENTD_ENDPOINT, {
   patienceMs: Number(process.env.PATIENCE_MS ?? 5000),
+  tries: Number(process.env.TRIES ?? 4),
 });
 try {
   const slot = await client.open(Buffer.from(PROMPT), { sampling: { temperature: 0 } });
