@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from latentd_client._asked import read_top
-from latentd_client._given import id_lists, token_ids, whole
+from latentd_client._given import stop_ids, token_ids
 from latentd_client._reopening import ready
 from latentd_client._request import Call
 from latentd_client._stream import Ending, StreamReader, Wanted
@@ -33,8 +33,8 @@ def verify(
 ) -> Script[Verified]:  # fmt: skip
     """Run a draft behind the slot's next token."""
     yield from ready(calls, slot)
-    ids, stop_ids = token_ids(draft, "draft"), sorted(set(token_ids(stop, "stop")))
-    verified = yield from _ask(calls, slot, ids, token, stop_ids, asked, timeout_s)
+    ids, stops = token_ids(draft, "draft"), stop_ids(stop)
+    verified = yield from _ask(calls, slot, ids, token, stops, asked, timeout_s)
     for step in verified.steps:
         slot.advance(token, step)
         token = None
@@ -107,12 +107,7 @@ def start(
     stop_sequences: Iterable[Iterable[int]], draft: Draft, asked: Asked, timeout_s: float | None,
 ) -> DraftReader:  # fmt: skip
     """The reader of a stream that is yet to begin."""
-    asks = Wanted(
-        whole(max_steps, "max_steps"),
-        sorted(set(token_ids(stop, "stop"))),
-        id_lists(stop_sequences, "stop_sequences"),
-        asked,
-    )
+    asks = Wanted.given(max_steps, stop, stop_sequences, asked)
     return DraftReader(_drafter(slot, draft), asks, timeout_s)
 
 

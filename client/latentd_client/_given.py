@@ -62,6 +62,11 @@ def token_ids(values: Iterable[int], what: str) -> list[int]:
     return [whole(token, f"{what}: a token") for token in ids]
 
 
+def stop_ids(stop: Iterable[int]) -> list[int]:
+    """The tokens that end a stream or a verification, each once and in order."""
+    return sorted(set(token_ids(stop, "stop")))
+
+
 def id_lists(values: Iterable[Iterable[int]], what: str) -> list[list[int]]:
     """Lists of token ids."""
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latentd_client._asked import read_top
+from latentd_client._given import id_lists, stop_ids, whole
 from latentd_client.errors import ConnectionLost, ProtocolError, RequestRejected
 from latentd_client.results import Step
 
@@ -43,6 +44,17 @@ class Wanted:
     stop: list[int]
     sequences: list[list[int]]
     asked: Asked
+
+    @classmethod
+    def given(
+        cls, max_steps: int, stop: Iterable[int], stop_sequences: Iterable[Iterable[int]],
+        asked: Asked,
+    ) -> Wanted:  # fmt: skip
+        """The same, of a caller's arguments. Raises ProtocolError."""
+        return cls(
+            whole(max_steps, "max_steps"), stop_ids(stop),
+            id_lists(stop_sequences, "stop_sequences"), asked,
+        )  # fmt: skip
 
 
 class StreamReader:

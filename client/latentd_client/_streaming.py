@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latentd_client._given import id_lists, token_ids, whole
+from latentd_client._given import whole
 from latentd_client._reopening import reopen
 from latentd_client._request import Call
 from latentd_client._settling import settle
@@ -31,12 +31,7 @@ def stream(
     credit: int | None, asked: Asked, timeout_s: float | None,
 ) -> StreamReader:  # fmt: skip
     """The reader of a stream that is yet to begin."""
-    wanted = Wanted(
-        whole(max_steps, "max_steps"),
-        sorted(set(token_ids(stop, "stop"))),
-        id_lists(stop_sequences, "stop_sequences"),
-        asked,
-    )
+    wanted = Wanted.given(max_steps, stop, stop_sequences, asked)
     return StreamReader(_window(calls, credit), None, wanted, timeout_s)
 
 
