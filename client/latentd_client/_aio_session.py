@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latentd_client._aio_link import AsyncLink, call_method, forget
 from latentd_client._calls import Calls
 from latentd_client._given import seconds
-from latentd_client._handshake import check_listener
+from latentd_client._handshake import check_listener, no_hello
 from latentd_client._request import Call
 from latentd_client._session import PAUSE_S, RECOVERY_S
 from latentd_client.errors import (
@@ -65,8 +65,7 @@ class AsyncSession:
             self.is_closed = True
             self._release()
             if isinstance(error, DeadlineExceeded):
-                text = f"{self.endpoint} did not say hello within {limit_s:.3g} s"
-                raise ConnectionLost(text) from None
+                raise no_hello(self.endpoint, limit_s) from None
             raise
         link.exchange.heed(info)
         close = weakref.WeakMethod(self._close_orphans)

@@ -93,6 +93,11 @@ def no_daemon(endpoint: str, error: OSError | ValueError) -> ConnectionLost:
     return ConnectionLost(f"no daemon listens at {endpoint!s}: {reason}; is it running?")
 
 
+def no_hello(endpoint: str, timeout_s: float) -> ConnectionLost:
+    """The error for a daemon that did not answer in time when it was first spoken to."""
+    return ConnectionLost(f"{endpoint} did not say hello within {timeout_s:.3g} s")
+
+
 def check_listener(endpoint: str) -> None:
     """Raise ConnectionLost unless somebody listens on an ipc path. libzmq would not tell: it
     connects to a dead path and sends into the void. Other transports are not looked at."""

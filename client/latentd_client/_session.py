@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from latentd_client._calls import Calls
 from latentd_client._given import MAX_TIMEOUT_S, seconds
+from latentd_client._handshake import no_hello
 from latentd_client._link import Link
 from latentd_client._request import Call, Pending
 from latentd_client._turns import Turns
@@ -65,8 +66,7 @@ class Session:
         except BaseException as error:
             link.close()
             if isinstance(error, DeadlineExceeded):
-                text = f"{endpoint} did not say hello within {connect_timeout_s:.3g} s"
-                raise ConnectionLost(text) from None
+                raise no_hello(endpoint, limit_s) from None
             raise
         self._forgotten = weakref.finalize(self, _forget, self._watch, link, self._pid)
         self._forgotten.atexit = False
