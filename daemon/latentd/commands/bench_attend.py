@@ -14,6 +14,7 @@ from latentd.commands.latency import WARM_UP
 from latentd.commands.parsing import Parser, add_command
 from latentd.engine_stats import RING_STEPS
 from latentd_client import Client
+from latentd_kernels.geometry import ROPE_DIM, ROW_DIM
 
 if TYPE_CHECKING:
     import argparse
@@ -156,8 +157,8 @@ def _open(client: Client, length: int, seed: int) -> Slot:
 def draw(info: DaemonInfo, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Random q and latents of so many rows, as the daemon's dtype has them."""
     rng = np.random.default_rng(rows)
-    q = rng.standard_normal((rows, info.heads, info.nope_dim + 64), np.float32)
-    latent = rng.standard_normal((rows, 576), np.float32)
+    q = rng.standard_normal((rows, info.heads, info.nope_dim + ROPE_DIM), np.float32)
+    latent = rng.standard_normal((rows, ROW_DIM), np.float32)
     if info.dtype == "float32":
         return q, latent
     return _bits(q), _bits(latent)
