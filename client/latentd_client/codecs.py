@@ -52,10 +52,11 @@ class JsonCodec:
         self._tokenizer = _parse(self.path, data)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(True).values(), default=-1)
 
-    def encode(self, text: str) -> list[int]:
-        """See Codec. Raises TextError for text that is none (half a surrogate)."""
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """See Codec; without `begins` nothing is added, for text in which a prompt's special tokens
+        are written out. Raises TextError for text that is none (half a surrogate)."""
         try:
-            ids: list[int] = self._tokenizer.encode(text).ids
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=begins).ids
         except (UnicodeError, TypeError) as error:
             raise TextError(f"{text!r:.60} cannot be encoded: {error}") from None
         return ids

@@ -9,7 +9,10 @@ import latentd_kernels
 from latentd_kernels.compiler import COMPILER_WHEELS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"daemon": "latentd", "client": "latentd_client", "kernels": "latentd_kernels"}
+PACKAGES = {
+    "daemon": ["latentd"], "client": ["latentd_client", "latentd_openai"],
+    "kernels": ["latentd_kernels"],
+}  # fmt: skip
 
 
 def project() -> dict[str, object]:
@@ -22,11 +25,12 @@ def test_no_top_folder_is_a_package() -> None:
     assert not [path for path in ROOT.glob("*/__init__.py")]
 
 
-def test_each_top_folder_holds_one_package_of_its_own_name() -> None:
-    for folder, package in PACKAGES.items():
-        found = [path.parent.name for path in (ROOT / folder).glob("*/__init__.py")]
-        assert found == [package]
-        assert (ROOT / folder / package / "py.typed").is_file()
+def test_each_top_folder_holds_the_packages_of_its_name() -> None:
+    for folder, packages in PACKAGES.items():
+        found = sorted(path.parent.name for path in (ROOT / folder).glob("*/__init__.py"))
+        assert found == packages
+        for package in packages:
+            assert (ROOT / folder / package / "py.typed").is_file()
 
 
 def test_the_packages_carry_the_version_of_the_distribution() -> None:

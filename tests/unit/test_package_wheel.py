@@ -140,6 +140,13 @@ def test_serve_without_torch_names_the_missing_extra(bare_python: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_door_without_its_packages_names_the_missing_extra(bare_python: Path) -> None:
+    done = run(bare_python, "-m", "latentd_openai")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "pip install 'latentd[openai]'" in done.stderr
+    assert (bare_python.parent / "latentd-openai").is_file()
+
+
 def test_the_suite_and_the_wheel_are_of_one_version(bare_python: Path) -> None:
     done = run(bare_python, "-c", "import latentd_client; print(latentd_client.__version__)")
     here = subprocess.run(

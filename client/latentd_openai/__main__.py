@@ -1,0 +1,120 @@
+"""`latentd-openai`: serves OpenAI's HTTP interface, as a client of a running daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentd_client import DEFAULT_ENDPOINT, LatentdError, __version__
+from latentd_openai.door import Door, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STOP_S = 30
+"""How long running requests may go on after a signal to stop."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    key = _key(parser, args.api_key_file)
+    if key is None and not _is_loopback(args.host):
+        parser.error(f"--host {args.host} can be reached from other machines: --api-key-file it is")
+    settings = Settings(
+        args.endpoint, args.timeout_s, args.tokenizer, args.chat_template, args.model_name
+    )
+    try:
+        return asyncio.run(_serve(settings, args.host, args.port, key))
+    except ImportError as error:
+        text = f"takes packages that are missing: pip install 'latentd[openai]' ({error})"
+        print(f"{parser.prog}: {text}", file=sys.stderr)
+    except (LatentdError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+    return 1
+
+
+async def _serve(settings: Settings, host: str, port: int, key: str | None) -> int:
+    import uvicorn
+
+    from latentd_openai.app import application
+
+    door = Door(settings)
+    try:
+        served = await door.served()  # a wrong setting ends it here
+        is_v6 = ":" in host
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listening:
+            where = f"[{host}]" if is_v6 else host
+            port = listening.getsockname()[1]
+            print(f"{served.name}: serving at http://{where}:{port}/v1", flush=True)
+            config = uvicorn.Config(
+                application(door, key), log_level="warning", lifespan="off",
+                timeout_graceful_shutdown=STOP_S, server_header=False,
+            )  # fmt: skip
+            await uvicorn.Server(config).serve([listening])
+        return 0
+    finally:
+        await door.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("latentd-openai", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"latentd-openai {__version__}")
+    parser.add_argument(
+        "--endpoint", metavar="ENDPOINT",
+        help=f"data socket of the daemon (LATENTD_ENDPOINT; default {DEFAULT_ENDPOINT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout-s", type=float, default=60.0, metavar="SECONDS",
+        help="how long the daemon may take for a prompt or a token (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH",
+        help="the model's tokenizer.json, or its folder; without it bytes, as the demo has them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chat-template", type=Path, metavar="FILE",
+        help="a jinja template, in place of the one beside the tokenizer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="what clients ask for (default: as the daemon has it)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="0 takes a free one (default %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE",
+        help="a file with the key that clients must send; needed where --host is not loopback",
+    )  # fmt: skip
+    return parser
+
+
+def _key(parser: argparse.ArgumentParser, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text().strip()
+    except (OSError, UnicodeError) as error:
+        parser.error(f"cannot read {path}: {error}")
+    if not key:
+        parser.error(f"{path} is empty, must hold a key")
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

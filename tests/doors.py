@@ -1,0 +1,36 @@
+"""`latentd-openai` as a process of its own, and OpenAI's client before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import openai
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def door_before(endpoint: str, *flags: str) -> Iterator[str]:
+    """A door to the daemon of an endpoint, until the block is left; its base URL."""
+    command = [sys.executable, "-m", "latentd_openai", "--endpoint", endpoint, "--port", "0"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, *flags], env=environ, stdout=pipe, text=True) as door:
+        assert door.stdout is not None
+        line = door.stdout.readline()
+        try:
+            assert "serving at " in line, line
+            yield line.split("serving at ")[1].strip()
+        finally:
+            door.terminate()
+            assert door.wait(60) is not None
+
+
+def openai_client(url: str, key: str = "none") -> openai.OpenAI:
+    """The real one, which repeats nothing."""
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
