@@ -28,7 +28,7 @@ def door_before(endpoint: str, *flags: str) -> Iterator[str]:
             yield line.split("serving at ")[1].strip()
         finally:
             door.terminate()
-            assert door.wait(60) is not None
+            assert door.wait(60) == 0
 
 
 def openai_client(url: str, key: str = "none") -> openai.OpenAI:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
+import signal
 import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentd_client import DEFAULT_ENDPOINT, LatentdError, __version__
+from latentd_openai.access import is_loopback
 from latentd_openai.door import Door, Settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     key = _key(parser, args.api_key_file)
-    if key is None and not _is_loopback(args.host):
+    if key is None and not is_loopback(args.host):
         parser.error(f"--host {args.host} can be reached from other machines: --api-key-file it is")
     settings = Settings(
         args.endpoint, args.timeout_s, args.tokenizer, args.chat_template, args.model_name
@@ -58,6 +59,8 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
                 application(door, key), log_level="warning", lifespan="off",
                 timeout_graceful_shutdown=STOP_S, server_header=False,
             )  # fmt: skip
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
+                signal.signal(number, signal.SIG_IGN)
             await uvicorn.Server(config).serve([listening])
         return 0
     finally:
@@ -107,13 +110,6 @@ def _key(parser: argparse.ArgumentParser, path: Path | None) -> str | None:
     if not key:
         parser.error(f"{path} is empty, must hold a key")
     return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from starlette.routing import Route
 
 from latentd_client import LatentdError, SessionLost
 from latentd_openai import body as bodies
+from latentd_openai.access import check_access
 from latentd_openai.answering import EventStream, while_there
 from latentd_openai.decoding import Decoding
 from latentd_openai.errors import ApiError, of_daemon
@@ -61,7 +61,8 @@ class _Guarded:
         """The answer, or why there is none."""
         served = None
         try:
-            check_key(request.headers.get("authorization", ""), self._key)
+            given = request.headers.get("authorization", "")
+            check_access(request.url.hostname, given, self._key)
             served = await self._door.served()
             return await self._answer(request, served)
         except ApiError as error:
@@ -72,13 +73,6 @@ class _Guarded:
             return refusal(of_daemon(error))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
-
-
-def check_key(header: str, key: str | None) -> None:
-    """Raise ApiError for a request without the key."""
-    if key is not None and not hmac.compare_digest(header.encode(), f"Bearer {key}".encode()):
-        text = "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
-        raise ApiError(401, text, code="invalid_api_key")
 
 
 def refusal(error: ApiError) -> Response:

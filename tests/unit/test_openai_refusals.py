@@ -144,6 +144,25 @@ def test_a_body_that_is_no_json_is_refused_and_a_web_page_s_form_too(url: str) -
     assert post(url, b"{}", "/embeddings")[0] == 404
 
 
+def test_a_stream_that_the_daemon_ends_tells_why_in_its_last_event(endpoint: str) -> None:
+    with (
+        serving(endpoint, FakeEngine(max_ctx=300, pages=3)),
+        door_before(endpoint) as url,
+        openai_client(url) as client,
+    ):
+        chunks = client.completions.create(
+            model="fake", prompt="a" * 60, max_tokens=200, n=2, stream=True
+        )
+        next(chunks)
+        with pytest.raises(openai.APIError, match="no_pages"):
+            list(chunks)
+
+
+def test_a_web_page_s_host_is_refused_without_a_key(url: str) -> None:
+    status, error = post(url, b"{}", host="page.example")
+    assert (status, error["code"]) == (403, "denied")
+
+
 def test_with_a_key_file_only_its_key_is_served(endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")

@@ -1,0 +1,29 @@
+"""Who may ask."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from latentd_openai.errors import ApiError
+
+
+def check_access(host: str | None, authorization: str, key: str | None) -> None:
+    """With a key: whoever sends it. Without one: programs of this machine, but no page of the web
+    whose name leads here, which a browser tells as the host. Raises ApiError."""
+    if key is None and not is_loopback(host or ""):
+        text = f"the host is {host!r:.80}: without an API key only this machine's names are served"
+        raise ApiError(403, text, code="denied")
+    if key is not None and not hmac.compare_digest(
+        authorization.encode(), f"Bearer {key}".encode()
+    ):
+        text = "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+        raise ApiError(401, text, code="invalid_api_key")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, for itself only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
