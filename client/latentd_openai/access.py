@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from reprlib import repr as short
 
 from latentd_openai.errors import ApiError
 
@@ -12,7 +13,7 @@ def check_access(host: str | None, authorization: str, key: str | None) -> None:
     """With a key: whoever sends it. Without one: programs of this machine, but no page of the web
     whose name leads here, which a browser tells as the host. Raises ApiError."""
     if key is None and not is_loopback(host or ""):
-        text = f"the host is {host!r:.80}: without an API key only this machine's names are served"
+        text = f"the host is {short(host)}: without an API key only this machine's names are served"
         raise ApiError(403, text, code="denied")
     if key is not None and not hmac.compare_digest(
         authorization.encode(), f"Bearer {key}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,8 @@ def _about(served: Served) -> dict[str, Any]:
 async def _decode(
     request: Request, served: Served, read: Callable[[Body, Served], Job], kind: type[Replies]
 ) -> Response:
-    job = read(bodies.parse(await _data(request)), served)
+    body = bodies.parse(await _data(request))
+    job = await asyncio.to_thread(read, body, served)  # a long text takes its tokenizer a while
     decoding = Decoding(served.client, served.codec, job)
     replies = kind(decoding, served.codec, served.name, served.fingerprint)
     if not job.stream:

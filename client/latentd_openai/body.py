@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from reprlib import repr as short
 from typing import Any, Final
 
 from latentd_openai.errors import ApiError, invalid
@@ -41,14 +42,14 @@ class Body:
         """A finite number from `low` to `high`."""
         value = self.take(name, default)
         if not _is_number(value) or not low <= value <= high:
-            raise invalid(name, f"{name} is {value!r:.40}, must be a number of {low} to {high}")
+            raise invalid(name, f"{name} is {short(value)}, must be a number of {low} to {high}")
         return float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         """A whole number from `low` to `high`, if there is one."""
         value = self.take(name)
         if value is not None and (type(value) is not int or not low <= value <= high):
-            text = f"{name} is {value!r:.40}, must be a whole number of {low} to {high}"
+            text = f"{name} is {short(value)}, must be a whole number of {low} to {high}"
             raise invalid(name, text)
         return value
 
@@ -56,7 +57,7 @@ class Body:
         """True or false, which it is without."""
         value = self.take(name, False)
         if type(value) is not bool:
-            raise invalid(name, f"{name} is {value!r:.40}, must be true or false")
+            raise invalid(name, f"{name} is {short(value)}, must be true or false")
         return value
 
     def texts(self, name: str, most: int) -> list[str]:
@@ -76,13 +77,13 @@ class Body:
     def end(self) -> None:
         """All parameters were taken that are known."""
         for name in self._left:
-            raise invalid(name, f"{name!r:.60} is not supported", "unsupported_parameter")
+            raise invalid(name[:64], f"{short(name)} is not supported", "unsupported_parameter")
 
 
 def text(value: object, name: str) -> str:
     """A text that can be encoded. Raises ApiError."""
     if not isinstance(value, str):
-        raise invalid(name, f"{name}: {value!r:.40} is no string")
+        raise invalid(name, f"{name}: {short(value)} is no string")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -98,7 +99,7 @@ def bias(body: Body, vocab_size: int) -> dict[int, float] | None:
     result = {}
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size):
-            text = f"logit_bias names {key!r:.40}, which is none of {vocab_size} token ids"
+            text = f"logit_bias names {short(key)}, which is none of {vocab_size} token ids"
             raise invalid("logit_bias", text)
         if not _is_number(value) or not -100 <= value <= 100:
             raise invalid("logit_bias", f"logit_bias of {key} must be a number of -100 to 100")

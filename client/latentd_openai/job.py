@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Final
 
 from latentd_client import Sampling
@@ -48,11 +49,12 @@ class Job:
 
 
 def read_job(
-    body: Body, info: DaemonInfo, prompts: list[list[int]], *, max_tokens: int,
+    body: Body, info: DaemonInfo, prompts: list[list[int]], *, source: str, max_tokens: int,
     logprobs: int | None, echo: bool = False, stop: list[str] | None = None,
 ) -> Job:  # fmt: skip
-    """The parameters that both kinds of request have, and then none may be left. `stop` are strings
-    that end it beside those of the request. Raises ApiError."""
+    """The parameters that both kinds of request have, and then none may be left. The prompts come
+    from the parameter `source`; `stop` are strings that end a text beside those of the request.
+    Raises ApiError."""
     for name in ("presence_penalty", "frequency_penalty"):
         body.refuse(name, 0, why="latentd has no penalties")
     for name in ("user", "safety_identifier"):  # names for people
@@ -60,10 +62,10 @@ def read_job(
     stream = body.flag("stream")
     for tokens in prompts:
         if not tokens:
-            raise invalid("prompt", "the prompt is empty: there is nothing to continue")
+            raise invalid(source, "the prompt is empty: there is nothing to continue")
         if len(tokens) > info.max_ctx:
             text = f"the prompt has {len(tokens)} tokens, {info.model} takes {info.max_ctx}"
-            raise invalid("prompt", text, CONTEXT)
+            raise invalid(source, text, CONTEXT)
     job = Job(
         prompts, body.whole("n", 1, MAX_N) or 1, max_tokens, _sampling(body),
         body.texts("stop", MAX_STOPS) + (stop or []), info.eos_token_ids, logprobs, echo,
@@ -87,7 +89,7 @@ def read_model(body: Body, served: str) -> None:
 def check_model(name: object, served: str) -> None:
     """Raise ApiError for the name of another model."""
     if name != served:
-        error = invalid("model", f"there is no model {name!r:.80}, only {served!r}")
+        error = invalid("model", f"there is no model {short(name)}, only {served!r}")
         error.status, error.code = 404, "model_not_found"
         raise error
 

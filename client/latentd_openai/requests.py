@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, Final
 
 from latentd_client.codecs import JsonCodec
@@ -30,7 +31,8 @@ def completion_job(body: Body, served: Served) -> Job:
     body.refuse("best_of", body.peek("n") or 1, why="latentd tells every text that it decodes")
     steps = body.whole("max_tokens", 0, MAX_STEPS)
     return read_job(
-        body, served.info, prompts, max_tokens=DEFAULT_STEPS if steps is None else steps,
+        body, served.info, prompts, source="prompt",
+        max_tokens=DEFAULT_STEPS if steps is None else steps,
         logprobs=body.whole("logprobs", 0, MAX_LOGPROBS), echo=body.flag("echo"),
     )  # fmt: skip
 
@@ -57,7 +59,7 @@ def chat_job(body: Body, served: Served) -> Job:
         raise invalid("top_logprobs", "top_logprobs is for requests with logprobs: true")
     steps = [body.whole(name, 1, MAX_STEPS) for name in ("max_completion_tokens", "max_tokens")]
     return read_job(
-        body, served.info, [_encode_rendered(served.codec, prompt)],
+        body, served.info, [_encode_rendered(served.codec, prompt)], source="messages",
         max_tokens=next(filter(None, steps), MAX_STEPS), logprobs=(top or 0) if logprobs else None,
         stop=list(served.template.stop),
     )  # fmt: skip
@@ -88,7 +90,7 @@ def _prompt_tokens(given: Any, codec: Codec) -> list[int]:
         return codec.encode(text(given, "prompt"))
     if all(type(token) is int and 0 <= token < 1 << 31 for token in given):
         return given
-    raise invalid("prompt", f"prompt: {given!r:.60} is no list of token ids")
+    raise invalid("prompt", f"prompt: {short(given)} is no list of token ids")
 
 
 def _messages(body: Body) -> list[Message]:
@@ -100,13 +102,13 @@ def _messages(body: Body) -> list[Message]:
 
 def _message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
-        raise invalid("messages", f"{where} is {given!r:.40}, must be an object")
+        raise invalid("messages", f"{where} is {short(given)}, must be an object")
     role, content = given.get("role"), given.get("content")
     if role not in ROLES:
-        raise invalid("messages", f"{where}: role is {role!r:.40}, must be one of {ROLES}")
+        raise invalid("messages", f"{where}: role is {short(role)}, must be one of {ROLES}")
     for name, value in given.items():
         if name not in ("role", "content", "name") and value:
-            raise invalid("messages", f"{where}: {name!r:.60} is not supported")
+            raise invalid("messages", f"{where}: {short(name)} is not supported")
     role = "system" if role == "developer" else role
     return {"role": role, "content": _content(content, f"{where}.content")}
 
@@ -116,5 +118,5 @@ def _content(given: Any, where: str) -> str:
     parts = given if isinstance(given, list) else [{"type": "text", "text": given}]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise invalid("messages", f"{where}: {part!r:.60} is not supported, only text is")
+            raise invalid("messages", f"{where}: {short(part)} is not supported, only text is")
     return "".join(text(part.get("text"), where) for part in parts)
