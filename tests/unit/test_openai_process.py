@@ -11,12 +11,14 @@ pytest.importorskip("starlette")
 
 from doors import door_before, openai_client  # noqa: E402
 from fakes import FakeEngine  # noqa: E402
+from latentd_client.codecs import JsonCodec  # noqa: E402
 from lives import Lives  # noqa: E402
 from processes import latentd_openai  # noqa: E402
 from serving import serving  # noqa: E402
-from tokenizing import byte_level  # noqa: E402
+from tokenizing import byte_fallback, byte_level  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -27,7 +29,7 @@ def test_a_stream_that_the_daemon_ends_tells_why_in_its_last_event(endpoint: str
         openai_client(url) as client,
     ):
         chunks = client.completions.create(
-            model="fake", prompt="a" * 60, max_tokens=200, n=2, stream=True
+            model="fake", prompt="a" * 60, max_tokens=200, n=2, stream=True, temperature=0
         )
         next(chunks)
         with pytest.raises(openai.APIError, match="no_pages"):
@@ -74,3 +76,32 @@ def test_a_tokenizer_that_does_not_fit_ends_it_with_one_line(endpoint: str, tmp_
         done = latentd_openai("--endpoint", endpoint, "--tokenizer", str(tmp_path), "--port", "0")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "another model's" in done.stderr
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_any_tokenizer_s_text_is_the_same_whole_and_streamed_with_all_its_tokens(
+    endpoint: str, tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    make().save(str(tmp_path / "tokenizer.json"))
+    codec = JsonCodec(tmp_path)
+    prompt = "The quick fox – 狐狸. "  # noqa: RUF001
+    asked: dict[str, Any] = {
+        "model": "fake", "prompt": prompt, "max_tokens": 60, "temperature": 1, "seed": 5,
+        "logprobs": 1, "echo": True,
+    }  # fmt: skip
+    with (
+        serving(endpoint, FakeEngine(vocab_size=codec.vocab_size)),
+        door_before(endpoint, "--tokenizer", str(tmp_path)) as url,
+        openai_client(url) as client,
+    ):
+        whole = client.completions.create(**asked)
+        chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    choice, usage = whole.choices[0], whole.usage
+    assert (choice.logprobs is None, usage is None) == (False, False)
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    tokens = [token for chunk in chunks for token in chunk.logprobs.tokens]
+    assert tokens == choice.logprobs.tokens
+    assert len(tokens) == usage.total_tokens == usage.prompt_tokens + 60
+    assert codec.decode(codec.encode(prompt)) in choice.text
+    offsets = [at for chunk in chunks for at in chunk.logprobs.text_offset]
+    assert offsets == sorted(choice.logprobs.text_offset)

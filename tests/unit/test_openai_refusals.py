@@ -81,7 +81,7 @@ def test_what_chats_do_not_have_is_refused_by_name(url: str, name: str, value: o
 def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
     nothing = {"presence_penalty": 0, "frequency_penalty": 0.0, "tools": [], "tool_choice": "auto",
                "response_format": {"type": "text"}, "user": "me", "stop": None}  # fmt: skip
-    fields = {"model": "fake", "messages": CHAT, "max_tokens": 2} | nothing
+    fields = {"model": "fake", "messages": CHAT, "max_tokens": 2, "temperature": 0} | nothing
     status, reply = post(url, json.dumps(fields).encode(), "/chat/completions")
     assert (status, reply["usage"]["completion_tokens"]) == (200, 2)
 
