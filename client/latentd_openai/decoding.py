@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from latentd_openai.writing import Delta, Writing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from latentd_client import AsyncClient, AsyncSlot, Sampling
     from latentd_client.text import Codec
@@ -35,8 +35,9 @@ class Decoding:
         """What comes of all choices; choice i is of prompt i // n. Closing it gives the slots back
         and cancels what runs. Raises LatentdError."""
         opened = [asyncio.Event() for _ in self.job.prompts]
-        choices = [self._choice(i, opened[i // self.job.n]) for i in range(self.job.choices)]
-        return choices[0] if len(choices) == 1 else side_by_side(choices)
+        return side_by_side(
+            [self._choice(i, opened[i // self.job.n]) for i in range(self.job.choices)]
+        )
 
     async def _choice(self, index: int, opened: asyncio.Event) -> AsyncGenerator[Delta, None]:
         """One text. All but the first of a prompt wait until that has computed it: they find its
@@ -90,30 +91,45 @@ def sampling_of(job: Job, number: int) -> Sampling:
 async def side_by_side(
     streams: Sequence[AsyncGenerator[Delta, None]],
 ) -> AsyncGenerator[Delta, None]:
-    """What comes of several streams, as it comes. The first error of one ends them all."""
-    queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(QUEUED)
-
-    async def pump(stream: AsyncGenerator[Delta, None]) -> None:
-        try:
-            async with contextlib.aclosing(stream) as deltas:
-                async for delta in deltas:
-                    await queue.put(delta)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    """What comes of several streams, as it comes: what is there of a choice at the same time is one
+    delta. The first error of a stream ends them all, behind what came before it."""
+    queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(QUEUED)
+    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:
         running = len(tasks)
         while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
+            items = [await queue.get()]
+            while not queue.empty():
+                items.append(queue.get_nowait())
+            for delta in _by_choice(items):
+                yield delta
+            for error in items:
+                if isinstance(error, Exception):
+                    raise error
+            running -= items.count(None)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    stream: AsyncGenerator[Delta, None], queue: asyncio.Queue[Delta | Exception | None]
+) -> None:
+    """Move a stream's deltas into the queue, and then None or its error."""
+    try:
+        async with contextlib.aclosing(stream) as deltas:
+            async for delta in deltas:
+                await queue.put(delta)
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
+
+
+def _by_choice(items: Sequence[Delta | Exception | None]) -> Iterable[Delta]:
+    joined: dict[int, Delta] = {}
+    for item in items:
+        if isinstance(item, Delta):
+            before = joined.get(item.choice)
+            joined[item.choice] = item if before is None else before.joined(item)
+    return joined.values()

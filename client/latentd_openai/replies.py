@@ -38,10 +38,7 @@ class Replies:
         found = [Delta(index, "", []) for index in range(self._decoding.job.choices)]
         async with contextlib.aclosing(self._decoding.deltas()) as deltas:
             async for more in deltas:
-                one = found[more.choice]
-                found[more.choice] = Delta(
-                    one.choice, one.text + more.text, one.told + more.told, more.finish
-                )
+                found[more.choice] = found[more.choice].joined(more)
         choices = [self.choice(one) for one in found]
         return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
 

@@ -34,6 +34,10 @@ class Delta(NamedTuple):
     told: list[Told]
     finish: str | None = None
 
+    def joined(self, more: Delta) -> Delta:
+        """This one and the next of the same choice as one."""
+        return Delta(self.choice, self.text + more.text, self.told + more.told, more.finish)
+
 
 class Writing:
     """Makes deltas of the tokens of one choice. `tokens` counts those that were decoded."""

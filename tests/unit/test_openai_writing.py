@@ -90,3 +90,18 @@ def test_one_error_ends_all_texts_and_so_does_whoever_leaves() -> None:
     with pytest.raises(ValueError, match="bad"):
         asyncio.run(read(True, 4))
     assert sorted(ended) == [0, 1, 2]
+
+
+def test_what_is_there_at_the_same_time_is_one_delta_of_each_choice() -> None:
+    async def texts(number: int) -> AsyncGenerator[Delta, None]:
+        for text in "abc":
+            yield Delta(number, text, [])
+        await asyncio.sleep(0.05)
+        yield Delta(number, "d", [], "stop")
+
+    async def read() -> list[Delta]:
+        return [delta async for delta in side_by_side([texts(0), texts(1)])]
+
+    first, last = [Delta(i, "abc", []) for i in (0, 1)], [Delta(i, "d", [], "stop") for i in (0, 1)]
+    found = asyncio.run(read())
+    assert (found[:2], sorted(found[2:])) == (first, last)
