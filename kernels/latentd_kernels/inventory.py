@@ -27,6 +27,10 @@ What each kernel computes, its shapes, its landings and order of reductions, and
 Generated from the comments in `kernels/latentd_kernels/csrc` by
 `python -m latentd_kernels.inventory`; do not edit. The manifest beside the cubins has registers,
 shared memory and spills.
+
+Files under hopper/ are compiled for sm_90a only; the others are the portable kernels. These are
+tested on an H200; their builds for sm_80, sm_86, sm_89, sm_100 and sm_120 and the PTX are compiled,
+but have run on no such card.
 """
 _ENTRY: Final = re.compile(r'extern\s+"C"\s+__global__\s[^;{]*?(\w+)\s*\([^()]*\)\s*\{')
 
