@@ -1,4 +1,4 @@
-# make demo | test | systemd-test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | protocol | lint | format
+# make demo | test | systemd-test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | protocol | settings | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -25,7 +25,7 @@ SETUP_TEST := $(VENV)/.test
 SETUP_COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: demo test systemd-test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory protocol lint format clean
+.PHONY: demo test systemd-test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory protocol settings lint format clean
 
 demo: $(SETUP_DAEMON) native-cubins
 	$(PY) -m latentd demo
@@ -99,6 +99,10 @@ inventory: $(SETUP_TEST)
 # docs/protocol.json, docs/protocol-vectors.json and the types in the tables of docs/protocol.md.
 protocol: $(SETUP_TEST)
 	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/protocol_files.py
+
+# docs/settings.md and systemd/latentd.toml.
+settings: $(SETUP_TEST)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/settings_files.py
 
 lint: $(SETUP_TEST)
 	$(PY) -m ruff check $(SOURCES)

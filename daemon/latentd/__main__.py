@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from latentd.commands import (
     bench,
     check,
+    config,
     demo,
     drain,
     generate,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 LOST_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Why a line could not be printed: the reader has gone (which is no news), or a full disk."""
+COMMANDS = (serve, demo, generate, check, config, selftest, status, drain, install_units, bench)
+"""In the order of the help."""
 BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)
 """What a restart does not cure: exit code 78."""
 
@@ -40,13 +43,13 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="latentd",
         description="Low-latency decode daemon for latent-attention models.",
-        epilog="exit codes: 0 clean, 1 failed, 2 bad usage (78 of serve, demo, check, selftest), "
-        "70 device error and 74 not saved (of serve), 78 bad configuration",
+        epilog="exit codes: 0 clean, 1 failed, 2 bad usage (78 of serve, demo, check, config, "
+        "selftest), 70 device error and 74 not saved (of serve), 78 bad configuration",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"latentd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, demo, generate, check, selftest, status, drain, install_units, bench):
+    for module in COMMANDS:
         module.add(commands)
     return parser
 
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _fill_closed_streams()
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.parser.refuse(unknown)
     prog = args.parser.prog
     try:
         code: int = args.run(args)

@@ -1,10 +1,11 @@
-"""One setting: how a text becomes its value, what a good value is, how a bad one is refused."""
+"""One setting: its names, how a text becomes its value, what a good value is, how a bad one is
+refused."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages"]
 
@@ -22,18 +23,36 @@ _TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
 class Setting:
     """A row of the table of settings.
 
-    `group` is the subject in the help; low and high bound numbers, both ends included; choices
-    list the texts allowed; `flag` replaces the usual --name.
+    `name` is the field of Config and the key in TOML; `group` the subject in the help; low and high
+    bound numbers, both ends included; choices list the texts allowed; `own_flag` replaces the usual
+    --name; a reload changes what is `reloadable`. A `default` of None or "" means "not given".
     """
 
+    name: str
     group: str
+    default: object
     help: str
     kind: Kind = "text"
     low: float = 0
     high: float = 0
     choices: tuple[str, ...] = ()
-    flag: str = ""
+    own_flag: str = ""
     reloadable: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The flag of the command line; a bool has --no- in front of it as well."""
+        return self.own_flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "LATENTD_" + self.name.upper()
+
+    @property
+    def has_default(self) -> bool:
+        """Whether there is a value where nobody gives one."""
+        return self.default not in (None, "")
 
     @property
     def expected(self) -> str:
@@ -44,8 +63,8 @@ class Setting:
             "bool": "true or false",
             "pages": f"0, auto, or a number of pages up to {self.high}",
             "endpoint": "ipc:///absolute/path or tcp://host:port",
-            "path": "a path",
-            "text": " or ".join(self.choices) or "a text",
+            "path": "a path of printable characters",
+            "text": " or ".join(self.choices) or "a text of printable characters",
         }
         return texts[self.kind]
 
@@ -60,13 +79,19 @@ class Setting:
             return text
         return _TRUTH.get(text.lower(), text) if self.kind == "bool" else text
 
-    def check(self, name: str, value: object, source: str) -> object:
+    def check(self, value: object, source: object) -> object:
         """The value as the field holds it. Raises ConfigError naming key, value, range, source."""
         if not self._accepts(value):
-            raise ConfigError(f"{name} = {value!r} (from {source}): expected {self.expected}")
-        if self.kind == "path":
+            raise self._refusal(value, source, self.expected)
+        if self.kind != "path":
+            return float(str(value)) if self.kind == "float" else value
+        try:
             return Path(str(value)).expanduser()
-        return float(str(value)) if self.kind == "float" else value
+        except RuntimeError:  # ~ of a user that is not there
+            raise self._refusal(value, source, "a path whose ~ is a known user's") from None
+
+    def _refusal(self, value: object, source: object, expected: str) -> ConfigError:
+        return ConfigError(f"{self.name} = {value!r} (from {source}): expected {expected}")
 
     def _accepts(self, value: object) -> bool:
         if isinstance(value, bool):
@@ -75,7 +100,7 @@ class Setting:
             return self.kind in ("int", "float", "pages") and self.low <= value <= self.high
         if isinstance(value, float):
             return self.kind == "float" and self.low <= value <= self.high
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.isprintable():
             return False
         if self.kind == "endpoint":
             return value.startswith(("ipc:///", "tcp://"))
@@ -84,3 +109,14 @@ class Setting:
         if self.kind == "path":
             return bool(value)
         return self.kind == "text" and (value in self.choices if self.choices else bool(value))
+
+
+def setting(group: str, default: object, help: str, kind: Kind = "text", **rest: Any) -> Any:
+    """A field of Config and its row of the table, in one; `rest` is the row's."""
+    row = {"group": group, "default": default, "help": help, "kind": kind, **rest}
+    return field(default=default, metadata=row)
+
+
+def rows(fields: tuple[Any, ...]) -> dict[str, Setting]:
+    """The table that the fields of a dataclass carry, by name and in their order."""
+    return {item.name: Setting(item.name, **item.metadata) for item in fields}

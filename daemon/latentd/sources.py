@@ -1,38 +1,59 @@
-"""Where settings come from: defaults, then a TOML file, then the environment, then flags."""
+"""Where settings come from: defaults, then a TOML file, then the environment, then flags. Each
+source refuses by name what it does not know and values that cannot be."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-NO_SETTINGS = ("LATENTD_CONFIG", "LATENTD_CUBINS")
-"""Variables that mean something but are no setting: the file, and what a build compiles."""
+FILE_VARIABLE: Final = "LATENTD_CONFIG"
+NO_SETTINGS: Final = {
+    FILE_VARIABLE: "the TOML file; `--config-file` wins",
+    "LATENTD_CUBINS": "what building the package compiles, see README.md",
+    "LATENTD_WHEEL": "the folder of the wheel that `make test` looks at",
+    "LATENTD_TRANSCRIPT": "where `make systemd-test` writes what it saw",
+}
+"""Variables that mean something but are no settings, and what."""
+OF_KUBERNETES: Final = re.compile(
+    r"LATENTD_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+)
+"""What a container is told of a service whose name begins with latentd. Let through: nobody has
+written it."""
 
 
-def flag_of(name: str) -> str:
-    """The command line flag of a setting."""
-    return SETTINGS[name].flag or "--" + name.replace("_", "-")
+class Origin(NamedTuple):
+    """Where a value comes from; `name` is the file's path, the variable or the flag."""
+
+    kind: Literal["default", "file", "environment", "flag"]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "file" else f"{self.kind} {self.name}".rstrip()
 
 
-def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
-    return "LATENTD_" + name.upper()
+class Effective(NamedTuple):
+    """The settings, and by their names where each comes from."""
+
+    config: Config
+    origins: dict[str, Origin]
 
 
-def load(
+def read(
     flags: Mapping[str, object],
     environ: Mapping[str, str] = os.environ,
     config_file: str | None = None,
-) -> Config:
+) -> Effective:
     """Defaults, then the TOML file, then the environment, then flags; a later source wins.
 
     `flags` holds only the flags that were given, by field name. Without `config_file`,
@@ -40,38 +61,52 @@ def load(
     also for a value that a later source overrides.
     """
     values: dict[str, Any] = {}
-    path = config_file or environ.get("LATENTD_CONFIG")
-    if path:
-        values.update(_from_toml(path))
-    for name, row in SETTINGS.items():
-        text = environ.get(variable_of(name))
-        if text is not None:
-            values[name] = row.check(name, row.parse(text), f"environment {variable_of(name)}")
-    for name, given in flags.items():
-        row = SETTINGS[name]
-        value = row.parse(given) if isinstance(given, str) else given
-        values[name] = row.check(name, value, f"flag {flag_of(name)}")
-    return Config(**values)
+    origins = dict.fromkeys(SETTINGS, Origin("default"))
+    path = config_file or environ.get(FILE_VARIABLE)
+    from_file = _from_file(path) if path else ()
+    for origin, name, value in chain(from_file, _from_environ(environ), _from_flags(flags)):
+        values[name] = SETTINGS[name].check(value, origin)
+        origins[name] = origin
+    return Effective(Config(**values), origins)
 
 
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """A line for each LATENTD_* variable that is no setting, with the setting nearest to it. It is
-    no error: an environment may be shared with other things of that name."""
-    known = [*map(variable_of, SETTINGS), *NO_SETTINGS]
-    for name in sorted(environ):
-        if name.startswith("LATENTD_") and name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.8)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            yield f"variable {name} is no setting and changes nothing{hint}"
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The words of a refusal that name the known one which is most like `word`, if one is."""
+    near = difflib.get_close_matches(word, list(known), 1, 0.75)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
-def _from_toml(path: str) -> dict[str, object]:
+def _from_file(path: str) -> Iterator[tuple[Origin, str, object]]:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # tomllib's errors are ValueErrors
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     for key, value in table.items():
         if key not in SETTINGS:
-            known = ", ".join(sorted(SETTINGS))
-            raise ConfigError(f"unknown key {key} = {value!r} in {path}; known keys: {known}")
-    return {name: SETTINGS[name].check(name, value, path) for name, value in table.items()}
+            raise ConfigError(
+                f"unknown key {key} = {value!r} in {path}{nearest(key, SETTINGS)} "
+                "(`latentd config` lists all)"
+            )
+        yield Origin("file", path), key, value
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Origin, str, object]]:
+    """An unknown variable is refused without its value, which may be somebody's secret."""
+    known = {row.variable: row for row in SETTINGS.values()}
+    for variable in sorted(environ):
+        if row := known.get(variable):
+            yield Origin("environment", variable), row.name, row.parse(environ[variable])
+        elif variable.startswith("LATENTD_") and not (
+            variable in NO_SETTINGS or OF_KUBERNETES.fullmatch(variable)
+        ):
+            raise ConfigError(
+                f"unknown variable {variable} in the environment{nearest(variable, known)} "
+                "(unset it, or see `latentd config` for all)"
+            )
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[Origin, str, object]]:
+    """Unknown flags never come here: the parser refuses them."""
+    for name, given in flags.items():
+        row = SETTINGS[name]
+        yield Origin("flag", row.flag), name, row.parse(given) if isinstance(given, str) else given

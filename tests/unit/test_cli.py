@@ -121,14 +121,34 @@ def test_a_bad_setting_in_the_environment_is_named() -> None:
     assert_one_line(stderr, "numerics = 'f16'", "LATENTD_NUMERICS", "f32 or landed")
 
 
-def test_serve_warns_of_an_unknown_variable_and_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    flags = ("--model", str(tmp_path), "--device", "cpu", "--endpoint", f"ipc://{tmp_path}/d.sock")
-    code, _, stderr = run("serve", *flags, LATENTD_MAX_CTXT="5")
-    first, *_, last = stderr.splitlines()
-    assert "WARNING variable LATENTD_MAX_CTXT" in first
-    assert "did you mean LATENTD_MAX_CTX?" in first
-    assert (code, "config.json" in last) == (78, True)
+@pytest.mark.parametrize("command", ["serve", "check", "selftest", "config"])
+def test_an_unknown_variable_ends_a_command_that_reads_settings_with_78(command: str) -> None:
+    code, _, stderr = run(command, "--model", "/x", LATENTD_MAX_CTXT="5")
+    assert code == 78
+    assert_one_line(stderr, "unknown variable LATENTD_MAX_CTXT", "did you mean LATENTD_MAX_CTX?")
+
+
+@pytest.mark.parametrize(
+    ("args", "variables", "name"),
+    [
+        ((), {"LATENTD_ENDPOINT": "d.sock"}, "endpoint"),
+        (("--endpoint", "d.sock"), {}, "endpoint"),
+        ((), {"LATENTD_CONTROL_ENDPOINT": "d.sock"}, "control_endpoint"),
+    ],
+)
+def test_a_command_that_asks_a_daemon_refuses_a_bad_endpoint_by_name(
+    args: tuple[str, ...], variables: dict[str, str], name: str
+) -> None:
+    code, _, stderr = run("status", *args, **variables)
+    assert code == 2
+    assert_one_line(stderr, f"{name} = 'd.sock'", f"LATENTD_{name.upper()}", "ipc:///absolute/path")
+
+
+@pytest.mark.parametrize("flag", ["--max-contxt", "--max-contxt=5"])
+def test_an_unknown_flag_is_named_with_the_nearest_known_one(flag: str) -> None:
+    code, _, stderr = run("serve", flag)
+    assert code == 78
+    assert_one_line(stderr, f"unrecognized arguments: {flag}", "did you mean --max-ctx?")
 
 
 def test_serve_without_a_model_says_how_to_name_one() -> None:

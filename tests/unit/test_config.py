@@ -1,13 +1,20 @@
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from latentd.config import SETTINGS, Config
-from latentd.options import EngineOptions
+from latentd.config import RELOADABLE, SETTINGS, Config
+from latentd.options import EngineOptions, LifeOptions
 from latentd.settings import ConfigError
-from latentd.sources import flag_of, load, unknown_variables, variable_of
+from latentd.sources import NO_SETTINGS, read
 from latentd.work import ServerOptions
+
+
+def load(
+    flags: Mapping[str, object], environ: Mapping[str, str], config_file: str | None = None
+) -> Config:
+    return read(flags, environ, config_file).config
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -31,24 +38,54 @@ def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
     assert load({}, {"LATENTD_CONFIG": path}).kv_pages == "auto"
 
 
-def test_an_unknown_key_is_named_with_its_value_and_file(tmp_path: Path) -> None:
+def test_an_unknown_key_is_named_with_its_value_file_and_the_nearest_known_one(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, "max_contxt = 5\n")
-    with pytest.raises(ConfigError, match=rf"unknown key max_contxt = 5 in {path}.*max_ctx"):
+    message = rf"unknown key max_contxt = 5 in {path}; did you mean max_ctx\? .*`latentd config`"
+    with pytest.raises(ConfigError, match=message):
         load({}, {}, path)
 
 
-def test_an_unknown_variable_is_told_with_the_nearest_known_one() -> None:
-    environ = dict.fromkeys(
-        ("LATENTD_MAX_CONTEXT", "LATENTD_MAXCTX", "LATENTD_CONFIG", "LATENTD_DTYPE", "HOME"), "1"
-    )
-    assert list(unknown_variables(environ)) == [
-        "variable LATENTD_MAXCTX is no setting and changes nothing; did you mean LATENTD_MAX_CTX?",
-        "variable LATENTD_MAX_CONTEXT is no setting and changes nothing; did you mean "
-        "LATENTD_MAX_CTX?",
-    ]
-    assert list(unknown_variables({"LATENTD_OF_SOMEBODY_ELSE": ""})) == [
-        "variable LATENTD_OF_SOMEBODY_ELSE is no setting and changes nothing"
-    ]
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("LATENTD_MAXCTX", r"; did you mean LATENTD_MAX_CTX\?"), ("LATENTD_OF_SOMEBODY_ELSE", " ")],
+)
+def test_an_unknown_variable_is_refused_with_the_nearest_known_one_and_without_its_value(
+    variable: str, hint: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"unknown variable {variable} in the environment{hint}"
+    ) as e:
+        load({}, {variable: "secret"})
+    assert "secret" not in str(e.value)
+
+
+def test_variables_of_others_of_the_build_and_of_kubernetes_are_let_through() -> None:
+    of_kubernetes = (
+        "LATENTD_SERVICE_HOST", "LATENTD_SERVICE_PORT", "LATENTD_SERVICE_PORT_DATA", "LATENTD_PORT",
+        "LATENTD_PORT_5555_TCP", "LATENTD_PORT_5555_TCP_ADDR", "LATENTD_OPENAI_SERVICE_HOST",
+    )  # fmt: skip
+    environ = dict.fromkeys((*of_kubernetes, "LATENTD_CUBINS", "HOME", "MAX_CTX"), "1")
+    assert load({}, environ) == Config()
+    with pytest.raises(ConfigError, match="unknown variable LATENTD_PORTS"):
+        load({}, {"LATENTD_PORTS": "1"})
+
+
+def test_every_value_knows_where_it_comes_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_ctx = 100\nmax_slots = 2\nspin_us = 7\n")
+    flags = {"max_slots": "4", "model_config": "/c", "weights": "random"}
+    origins = read(flags, {"LATENTD_SPIN_US": "8"}, path).origins
+    assert list(origins) == list(SETTINGS)
+    told = {name: str(origin) for name, origin in origins.items() if origin.kind != "default"}
+    assert told == {
+        "max_ctx": path,
+        "spin_us": "environment LATENTD_SPIN_US",
+        "max_slots": "flag --max-slots",
+        "model_config": "flag --config",
+        "weights": "flag --weights",
+    }
+    assert str(origins["eager"]) == "default"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +100,9 @@ def test_an_unknown_variable_is_told_with_the_nearest_known_one() -> None:
         ({"endpoint": "latentd.sock"}, {}, r"endpoint = 'latentd.sock' .*ipc:///absolute/path"),
         ({"eager": "perhaps"}, {}, r"eager = 'perhaps' .*true or false"),
         ({"model": ""}, {}, r"model = '' .*a path"),
+        ({"model": "/a\0b"}, {}, r"model = '/a\\x00b' .*printable"),
+        ({"model": "~nobody-of-this-name/m"}, {}, r"model = '~nobody.*known user's"),
+        ({"name": "two\nlines"}, {}, r"name = 'two\\nlines' .*printable"),
     ],
 )
 def test_a_bad_value_is_named_with_range_and_source(
@@ -131,14 +171,15 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_field_has_a_setting_and_unique_names() -> None:
     names = [item.name for item in dataclasses.fields(Config)]
     assert list(SETTINGS) == names
-    assert len({flag_of(name) for name in names}) == len(names)
-    assert "LATENTD_CONFIG" not in {variable_of(name) for name in names}
+    assert len({row.flag for row in SETTINGS.values()}) == len(names)
+    assert not {row.variable for row in SETTINGS.values()} & NO_SETTINGS.keys()
 
 
 def test_every_default_passes_its_own_check() -> None:
     for item in dataclasses.fields(Config):
         if item.default not in (None, ""):
-            SETTINGS[item.name].check(item.name, item.default, "default")
+            value = SETTINGS[item.name].check(item.default, "default")
+            assert (value, type(value)) == (item.default, type(item.default))
 
 
 def test_engine_and_server_options_carry_the_settings() -> None:
@@ -155,6 +196,19 @@ def test_every_option_of_engine_and_server_has_a_setting() -> None:
     server = {item.name for item in dataclasses.fields(ServerOptions)}
     assert engine - SETTINGS.keys() == {"model_dir", "selftest"}  # from two settings; tests only
     assert server - SETTINGS.keys() == {"credits", "session_credits"}
+
+
+def test_options_have_the_defaults_of_the_settings() -> None:
+    config = Config(model=Path("/m"))
+    assert config.engine_options() == EngineOptions(Path("/m"))
+    assert config.server_options() == ServerOptions()
+    assert config.life_options() == LifeOptions()
+
+
+def test_a_reload_changes_what_is_marked_so_and_the_daemon_is_told_all_of_it() -> None:
+    assert {name for name, row in SETTINGS.items() if row.reloadable} == set(RELOADABLE)
+    told = {item.name for item in dataclasses.fields(LifeOptions)} - {"restore"}
+    assert told | {"log_level"} == set(RELOADABLE)  # which the command changes itself
 
 
 def test_random_weights_take_the_directory_of_their_config() -> None:

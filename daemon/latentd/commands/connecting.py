@@ -8,22 +8,25 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latentd.config import Config
+from latentd.config import SETTINGS, Config
+from latentd.settings import ConfigError
 from latentd_client import Control, Sampling, fields, protocol
 
 if TYPE_CHECKING:
     from latentd.commands.parsing import Parser
+    from latentd.settings import Setting
     from latentd_client.fields import Field
 
 
 def add_connection(parser: Parser) -> None:
     """Add --endpoint and --timeout-s."""
     group = parser.add_argument_group("connection")
-    default = os.environ.get("LATENTD_ENDPOINT", Config.endpoint)
-    group.add_argument(
-        "--endpoint", default=default, metavar="ENDPOINT",
-        help="data socket of the daemon (LATENTD_ENDPOINT; default %(default)s)",
-    )  # fmt: skip
+    _add_endpoint(
+        group,
+        SETTINGS["endpoint"],
+        "data socket of the daemon; default %(default)s",
+        Config.endpoint,
+    )
     group.add_argument(
         "--timeout-s", type=positive_float, default=60.0, metavar="SECONDS",
         help="how long to wait for a reply (default %(default)s)",
@@ -33,9 +36,24 @@ def add_connection(parser: Parser) -> None:
 def add_control(parser: Parser) -> None:
     """Add --control-endpoint, beside the flags of `add_connection`."""
     add_connection(parser)
-    parser.add_argument(
-        "--control-endpoint", default=os.environ.get("LATENTD_CONTROL_ENDPOINT"),
-        metavar="ENDPOINT", help="control socket; default: the one beside --endpoint",
+    about = "control socket; default: the one beside --endpoint"
+    _add_endpoint(parser, SETTINGS["control_endpoint"], about, None)
+
+
+def _add_endpoint(
+    group: argparse._ActionsContainer, row: Setting, about: str, default: str | None
+) -> None:
+    """A flag with the names and the check of a setting of the daemon; no file is read."""
+
+    def checked(text: str) -> str:
+        try:
+            return str(row.check(text, f"flag {row.flag} or {row.variable}"))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    group.add_argument(
+        row.flag, default=os.environ.get(row.variable, default), type=checked, metavar="ENDPOINT",
+        help=f"{about} ({row.variable})",
     )  # fmt: skip
 
 

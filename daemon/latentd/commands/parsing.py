@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from latentd.config import SETTINGS, Config
+from latentd.config import SETTINGS
 from latentd.settings import ConfigError
-from latentd.sources import flag_of, load
+from latentd.sources import FILE_VARIABLE, nearest, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from latentd.config import Config
+    from latentd.settings import Setting
+    from latentd.sources import Effective
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -33,6 +36,12 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(self.usage_code)
 
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """The same for arguments that nobody took; of a flag with the nearest that there is."""
+        flags = [flag.partition("=")[0] for flag in unknown if flag.startswith("--")]
+        hints = [nearest(flag, self._option_string_actions) for flag in flags]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints[:1])}")
+
 
 def add_command(
     subparsers: argparse._SubParsersAction[Parser],
@@ -51,31 +60,38 @@ def add_command(
 def add_settings(parser: Parser, groups: Iterable[str]) -> None:
     """Add the flags of some groups of settings, and --config-file."""
     about = parser.add_argument_group("configuration", "flags win over LATENTD_*, over the file")
-    about.add_argument("--config-file", metavar="FILE", help="TOML file (or LATENTD_CONFIG)")
-    defaults = {item.name: item.default for item in dataclasses.fields(Config)}
+    about.add_argument("--config-file", metavar="FILE", help=f"TOML file (or {FILE_VARIABLE})")
     for title in groups:
         group = parser.add_argument_group(title)
-        for name, row in SETTINGS.items():
-            if row.group != title:
-                continue
-            default = defaults[name]
-            text = row.help if default in (None, "") else f"{row.help} (default {default})"
-            if row.kind == "bool":
-                group.add_argument(
-                    flag_of(name), dest=name, help=row.help, default=argparse.SUPPRESS,
-                    action=argparse.BooleanOptionalAction,
-                )  # fmt: skip
-            else:
-                metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.kind.upper()
-                group.add_argument(
-                    flag_of(name), dest=name, help=text, default=argparse.SUPPRESS, metavar=metavar
-                )
+        for row in SETTINGS.values():
+            if row.group == title:
+                add_setting(group, row)
+
+
+def add_setting(group: argparse._ArgumentGroup, row: Setting) -> None:
+    """Add the flag of one setting; its text is parsed and checked later, as other sources' are."""
+    if row.kind == "bool":
+        group.add_argument(
+            row.flag, dest=row.name, help=row.help, default=argparse.SUPPRESS,
+            action=argparse.BooleanOptionalAction,
+        )  # fmt: skip
+        return
+    text = f"{row.help} (default {row.default})" if row.has_default else row.help
+    metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.kind.upper()
+    group.add_argument(
+        row.flag, dest=row.name, help=text, default=argparse.SUPPRESS, metavar=metavar
+    )
+
+
+def read_settings(args: argparse.Namespace) -> Effective:
+    """The settings of a command line made with add_settings. Raises ConfigError."""
+    flags = {name: value for name, value in vars(args).items() if name in SETTINGS}
+    return read(flags, config_file=args.config_file)
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """The configuration of a command line made with add_settings. Raises ConfigError."""
-    flags = {name: value for name, value in vars(args).items() if name in SETTINGS}
-    return load(flags, config_file=args.config_file)
+    """The same without where they come from."""
+    return read_settings(args).config
 
 
 def require_daemon(command: str) -> None:

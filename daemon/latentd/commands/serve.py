@@ -16,10 +16,9 @@ from latentd.commands.parsing import (
     read_config,
     require_daemon,
 )
-from latentd.config import SETTINGS
+from latentd.config import GROUPS, RELOADABLE, SETTINGS
 from latentd.notify import Notifier
 from latentd.snapshot_files import check_target
-from latentd.sources import unknown_variables
 
 if TYPE_CHECKING:
     import argparse
@@ -33,8 +32,7 @@ log = logging.getLogger("latentd")
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(subparsers, "serve", "load a model and serve it", run, EXIT_CONFIG)
-    groups = dict.fromkeys(row.group for row in SETTINGS.values())
-    add_settings(parser, groups)
+    add_settings(parser, GROUPS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,8 +43,6 @@ def run(args: argparse.Namespace) -> int:
     faulthandler.enable()  # the watchdog's SIGABRT leaves the stacks of all threads in the log
     require_daemon("serve")
     start_logging(config.log_level)
-    for line in unknown_variables():
-        log.warning("%s", line)
     from latentd.serve import Daemon  # needs torch
 
     def reload() -> LifeOptions:
@@ -65,11 +61,10 @@ def reread(args: argparse.Namespace, config: Config) -> Config:
         check_target(fresh.save.absolute())
     changed = [name for name in SETTINGS if getattr(fresh, name) != getattr(config, name)]
     for name in changed:
-        if not SETTINGS[name].reloadable:
+        if name not in RELOADABLE:
             log.warning("%s has changed; a restart is needed for it", name)
     logging.getLogger().setLevel(fresh.log_level.upper())
-    values = {name: getattr(fresh, name) for name, row in SETTINGS.items() if row.reloadable}
-    log.info("reloaded: %s", ", ".join(f"{name} {value}" for name, value in values.items()))
+    log.info("reloaded: %s", ", ".join(f"{name} {getattr(fresh, name)}" for name in RELOADABLE))
     return fresh
 
 
