@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages"]
 
@@ -17,6 +17,10 @@ class ConfigError(ValueError):
 _TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
+
+
+MOST_TOLD: Final = 400
+"""Most characters of a value in a message."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Setting:
             raise self._refusal(value, source, "a path whose ~ is a known user's") from None
 
     def _refusal(self, value: object, source: object, expected: str) -> ConfigError:
-        return ConfigError(f"{self.name} = {value!r} (from {source}): expected {expected}")
+        return ConfigError(f"{self.name} = {told(value)} (from {source}): expected {expected}")
 
     def _accepts(self, value: object) -> bool:
         if isinstance(value, bool):
@@ -109,6 +113,15 @@ class Setting:
         if self.kind == "path":
             return bool(value)
         return self.kind == "text" and (value in self.choices if self.choices else bool(value))
+
+
+def told(value: object) -> str:
+    """A value as messages tell it: on one line, and cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits, which a file can write in hexadecimal
+        return "a number too long to tell"
+    return text if len(text) <= MOST_TOLD else text[:MOST_TOLD] + "..."
 
 
 def setting(group: str, default: object, help: str, kind: Kind = "text", **rest: Any) -> Any:

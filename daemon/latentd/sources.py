@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
-from latentd.settings import ConfigError
+from latentd.settings import ConfigError, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -83,9 +83,11 @@ def _from_file(path: str) -> Iterator[tuple[Origin, str, object]]:
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     for key, value in table.items():
         if key not in SETTINGS:
+            hint = (
+                "; keys stand in no [table]" if isinstance(value, dict) else nearest(key, SETTINGS)
+            )
             raise ConfigError(
-                f"unknown key {key} = {value!r} in {path}{nearest(key, SETTINGS)} "
-                "(`latentd config` lists all)"
+                f"unknown key {key} = {told(value)} in {path}{hint} (`latentd config` lists all)"
             )
         yield Origin("file", path), key, value
 

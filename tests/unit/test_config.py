@@ -1,12 +1,16 @@
 import dataclasses
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from latentd.config import RELOADABLE, SETTINGS, Config
 from latentd.options import EngineOptions, LifeOptions
-from latentd.settings import ConfigError
+from latentd.settings import ConfigError, Setting
+from latentd.settings_text import toml
 from latentd.sources import NO_SETTINGS, read
 from latentd.work import ServerOptions
 
@@ -45,6 +49,55 @@ def test_an_unknown_key_is_named_with_its_value_file_and_the_nearest_known_one(
     message = rf"unknown key max_contxt = 5 in {path}; did you mean max_ctx\? .*`latentd config`"
     with pytest.raises(ConfigError, match=message):
         load({}, {}, path)
+
+
+def test_a_key_in_a_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path, "[memory]\nmax_ctx = 5\n")
+    with pytest.raises(ConfigError, match=r"unknown key memory = .* in no \[table\]"):
+        load({}, {}, path)
+
+
+@pytest.mark.parametrize("value", ["0x" + "f" * 6000, "[" + "0x" + "f" * 6000 + "]"])
+def test_a_value_too_long_to_tell_is_still_refused_by_name(tmp_path: Path, value: str) -> None:
+    for key in ("seed", "unheard_of"):
+        with pytest.raises(ConfigError, match=key):
+            load({}, {}, write(tmp_path, f"{key} = {value}"))
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(ConfigError, match=r"device = 'x{399}\.\.\. \(from flag --device\)"):
+        load({"device": "x" * 10_000}, {})
+
+
+TEXTS = st.text() | st.sampled_from(["~x", "auto", "1e999", "nan", "-0", "\udcff", "9" * 5000, "~"])
+VALUES = st.recursive(
+    TEXTS | st.booleans() | st.integers() | st.floats() | st.dates(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(list(SETTINGS.values())), VALUES)
+def test_any_value_from_anywhere_is_taken_as_the_table_says_or_refused_by_name(
+    row: Setting, value: object
+) -> None:
+    try:
+        taken = row.check(row.parse(value) if isinstance(value, str) else value, "somewhere")
+    except ConfigError as error:
+        refusal = str(error)
+        taken = None
+    if taken is None:
+        assert refusal.startswith(f"{row.name} = ")
+        assert "(from somewhere): expected" in refusal
+        return
+    plain = str(taken) if isinstance(taken, Path) else taken
+    assert row.check(plain, "itself") == taken
+    assert tomllib.loads(f"key = {toml(taken)}")["key"] == plain
+    if row.kind in ("int", "float"):
+        assert isinstance(taken, int | float)
+        assert row.low <= taken <= row.high
+    assert not row.choices or taken in row.choices
 
 
 @pytest.mark.parametrize(
