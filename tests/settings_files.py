@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from latentd.config import GROUPS, SETTINGS
+from latentd.config import GROUPS, RULES, SETTINGS
 from latentd.settings_text import toml
 from latentd.sources import NO_SETTINGS
 from latentd_client.protocol import DEFAULT_ENDPOINT, control_endpoint
@@ -81,7 +81,9 @@ ABOUT_EXAMPLE: Final = """\
 def page() -> str:
     """docs/settings.md."""
     variables = "".join(f"| `{name}` | {text} |\n" for name, text in NO_SETTINGS.items())
-    return ABOUT_PAGE + "".join(map(_group, GROUPS)) + ABOUT_VARIABLES + variables
+    rules = "".join(f"- {rule.text}\n" for rule in RULES)
+    groups = "".join(map(_group, GROUPS))
+    return f"{ABOUT_PAGE}{groups}\n## Together\n\n{rules}{ABOUT_VARIABLES}{variables}"
 
 
 def _group(group: str) -> str:

@@ -2,8 +2,9 @@
 
 The fields of `Config` are the one table of settings: the flags with their help (grouped by
 subject), the names in TOML and in the environment, every check, what a reload changes,
-docs/settings.md and the example systemd/latentd.toml come from it. Only the commands read a Config;
-all other modules take plain arguments. `sources.read` fills it.
+docs/settings.md and the example systemd/latentd.toml come from it; `RULES` are the checks of
+several settings together. Only the commands read a Config; all other modules take plain arguments.
+`sources.read` fills it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from latentd.options import (
     EngineOptions,
     LifeOptions,
 )
-from latentd.settings import ConfigError, Setting, rows, setting
+from latentd.settings import ConfigError, Contradiction, Rule, Setting, rows, setting
 from latentd.work import ServerOptions
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
 from latentd_kernels.geometry import MAX_CTX
@@ -28,6 +29,32 @@ from latentd_kernels.geometry import MAX_CTX
 
 def _by_device(counts: dict[str, int]) -> str:
     return "0 takes " + ", ".join(f"{count} on {device}" for device, count in counts.items())
+
+
+RULES: Final = (
+    Rule(
+        "weights = 'random' needs --config DIR (model_config), a directory with config.json",
+        ("weights", "model_config"),
+        lambda given: given.weights == "random" and given.model_config is None,
+    ),
+    Rule(
+        "model and weights = 'random' exclude each other: leave one out",
+        ("model", "weights"),
+        lambda given: given.weights == "random" and given.model is not None,
+    ),
+    Rule(
+        "model_config (--config) needs weights = 'random'; a checkpoint is given by --model, a "
+        "TOML file by --config-file",
+        ("model_config", "weights"),
+        lambda given: given.weights == "checkpoint" and given.model_config is not None,
+    ),
+    Rule(
+        "dtype = 'float32' needs device = 'cpu'; cuda runs in 'bfloat16'",
+        ("dtype", "device"),
+        lambda given: given.device == "cuda" and given.dtype == "float32",
+    ),
+)
+"""What settings must keep together."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +151,9 @@ class Config:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.weights == "random" and self.model_config is None:
-            raise ConfigError("weights = 'random' needs --config DIR, a directory with config.json")
-        if self.weights == "random" and self.model is not None:
-            raise ConfigError(f"model = {self.model} and weights = 'random' exclude each other")
-        if self.weights == "checkpoint" and self.model_config is not None:
-            raise ConfigError(
-                f"model_config = {self.model_config} needs weights = 'random'; a checkpoint is "
-                "given by --model, a TOML file by --config-file"
-            )
-        if self.device == "cuda" and self.dtype == "float32":
-            raise ConfigError("dtype = 'float32' needs device = 'cpu'; cuda runs in 'bfloat16'")
+        for rule in RULES:
+            if rule.is_broken(self):
+                raise Contradiction(rule)
 
     def engine_options(self) -> EngineOptions:
         """What the engine is started with. Raises ConfigError when no model is named."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
-from latentd.settings import ConfigError, told
+from latentd.settings import ConfigError, Contradiction, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -67,7 +67,15 @@ def read(
     for origin, name, value in chain(from_file, _from_environ(environ), _from_flags(flags)):
         values[name] = SETTINGS[name].check(value, origin)
         origins[name] = origin
-    return Effective(Config(**values), origins)
+    try:
+        return Effective(Config(**values), origins)
+    except Contradiction as error:
+        given = [
+            f"{name} = {str(values[name])!r} from {origins[name]}"
+            for name in error.names
+            if name in values
+        ]
+        raise ConfigError(f"{error} (here {', '.join(given)})") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

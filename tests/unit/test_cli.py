@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from latentd.__main__ import main
+
 NO_TORCH = """
 import sys
 
@@ -131,16 +133,24 @@ def test_an_unknown_variable_ends_a_command_that_reads_settings_with_78(command:
 @pytest.mark.parametrize(
     ("args", "variables", "name"),
     [
-        ((), {"LATENTD_ENDPOINT": "d.sock"}, "endpoint"),
-        (("--endpoint", "d.sock"), {}, "endpoint"),
-        ((), {"LATENTD_CONTROL_ENDPOINT": "d.sock"}, "control_endpoint"),
+        (["status"], {"LATENTD_ENDPOINT": "d.sock"}, "endpoint"),
+        (["status", "--endpoint", "d.sock"], {}, "endpoint"),
+        (["status"], {"LATENTD_CONTROL_ENDPOINT": "d.sock"}, "control_endpoint"),
     ],
 )
 def test_a_command_that_asks_a_daemon_refuses_a_bad_endpoint_by_name(
-    args: tuple[str, ...], variables: dict[str, str], name: str
+    args: list[str],
+    variables: dict[str, str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, stderr = run("status", *args, **variables)
-    assert code == 2
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(SystemExit) as leaving:
+        main(args)
+    stderr = capsys.readouterr().err
+    assert leaving.value.code == 2
     assert_one_line(stderr, f"{name} = 'd.sock'", f"LATENTD_{name.upper()}", "ipc:///absolute/path")
 
 

@@ -206,7 +206,10 @@ def test_a_missing_file_is_refused() -> None:
         ({"weights": "random"}, "needs --config"),
         ({"model_config": "/x"}, "needs weights = 'random'"),
         ({"weights": "random", "model_config": "/x", "model": "/y"}, "exclude each other"),
-        ({"device": "cuda", "dtype": "float32"}, "needs device = 'cpu'"),
+        (
+            {"device": "cuda", "dtype": "float32"},
+            r"needs device = 'cpu'.* \(here dtype = 'float32' from flag --dtype, device = 'cuda' ",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -214,6 +217,16 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(flags, {})
+
+
+def test_a_contradiction_names_the_sources_of_both_sides(tmp_path: Path) -> None:
+    path = write(tmp_path, "model_config = '/c'\nweights = 'random'\n")
+    with pytest.raises(ConfigError) as refusal:
+        load({}, {"LATENTD_MODEL": "/m"}, path)
+    assert str(refusal.value) == (
+        "model and weights = 'random' exclude each other: leave one out (here model = '/m' from "
+        f"environment LATENTD_MODEL, weights = 'random' from {path})"
+    )
 
 
 def test_a_config_cannot_be_changed() -> None:
