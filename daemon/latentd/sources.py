@@ -8,7 +8,6 @@ import os
 import re
 import tomllib
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
@@ -25,6 +24,8 @@ NO_SETTINGS: Final = {
     "LATENTD_TRANSCRIPT": "where `make systemd-test` writes what it saw",
 }
 """Variables that mean something but are no settings, and what."""
+MOST_BYTES: Final = 1 << 20
+"""Most bytes of a TOML file."""
 OF_KUBERNETES: Final = re.compile(
     r"LATENTD_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
@@ -86,7 +87,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _from_file(path: str) -> Iterator[tuple[Origin, str, object]]:
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        table = tomllib.loads(text.decode())
     except (OSError, ValueError, RecursionError) as error:  # tomllib's errors are ValueErrors
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     for key, value in table.items():

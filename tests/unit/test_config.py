@@ -189,6 +189,11 @@ def test_a_file_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
         load({}, {}, write(tmp_path, "max_ctx = " + "[" * 20_000))
 
 
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: it has more than 1048576 bytes"):
+        load({}, {}, "/dev/zero")
+
+
 def test_the_range_that_is_named_is_the_range_that_is_checked() -> None:
     with pytest.raises(ConfigError, match=f"from 0 to {2**63 - 1}$"):
         load({"seed": str(2**63)}, {})
