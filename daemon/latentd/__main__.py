@@ -24,6 +24,7 @@ from latentd.endpoint import EndpointError
 from latentd.model.fields import CheckpointError
 from latentd.options import StartError
 from latentd.settings import ConfigError
+from latentd.sources import refuse_unknown
 from latentd_client import LatentdError, __version__
 from latentd_kernels.manifest import ManifestError
 
@@ -61,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         args.parser.refuse(unknown)
     prog = args.parser.prog
+    try:
+        refuse_unknown(os.environ)
+    except ConfigError as error:
+        return _fail(prog, error, args.parser.usage_code)
     try:
         code: int = args.run(args)
         sys.stdout.flush()

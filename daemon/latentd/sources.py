@@ -31,6 +31,8 @@ OF_KUBERNETES: Final = re.compile(
 )
 """What a container is told of a service whose name begins with latentd. Let through: nobody has
 written it."""
+OF_THE_DOORS: Final = re.compile(r"LATENTD_(OPENAI|METRICS)_\w+")
+"""What may be given to the other programs that serve, in an environment which all of them share."""
 
 
 class Origin(NamedTuple):
@@ -59,7 +61,7 @@ def read(
 
     `flags` holds only the flags that were given, by field name. Without `config_file`,
     LATENTD_CONFIG names the TOML file, if any. Raises ConfigError for anything wrong anywhere,
-    also for a value that a later source overrides.
+    also for a value that a later source overrides; unknown variables are `refuse_unknown`'s.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, Origin("default"))
@@ -77,6 +79,20 @@ def read(
             if name in values
         ]
         raise ConfigError(f"{error} (here {', '.join(given)})") from None
+
+
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable LATENTD_* that nobody reads; its value, which may be
+    somebody's secret, is not told."""
+    known = [row.variable for row in SETTINGS.values()] + list(NO_SETTINGS)
+    for variable in sorted(environ.keys() - set(known)):
+        if not variable.startswith("LATENTD_"):
+            continue
+        if not OF_KUBERNETES.fullmatch(variable) and not OF_THE_DOORS.fullmatch(variable):
+            raise ConfigError(
+                f"unknown variable {variable} in the environment{nearest(variable, known)} "
+                "(unset it, or see `latentd config --help` for all)"
+            )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -106,18 +122,9 @@ def _from_file(path: str) -> Iterator[tuple[Origin, str, object]]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Origin, str, object]]:
-    """An unknown variable is refused without its value, which may be somebody's secret."""
-    known = {row.variable: row for row in SETTINGS.values()}
-    for variable in sorted(environ):
-        if row := known.get(variable):
-            yield Origin("environment", variable), row.name, row.parse(environ[variable])
-        elif variable.startswith("LATENTD_") and not (
-            variable in NO_SETTINGS or OF_KUBERNETES.fullmatch(variable)
-        ):
-            raise ConfigError(
-                f"unknown variable {variable} in the environment{nearest(variable, known)} "
-                "(unset it, or see `latentd config` for all)"
-            )
+    for row in SETTINGS.values():
+        if (text := environ.get(row.variable)) is not None:
+            yield Origin("environment", row.variable), row.name, row.parse(text)
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[Origin, str, object]]:

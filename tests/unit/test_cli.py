@@ -123,11 +123,26 @@ def test_a_bad_setting_in_the_environment_is_named() -> None:
     assert_one_line(stderr, "numerics = 'f16'", "LATENTD_NUMERICS", "f32 or landed")
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "selftest", "config"])
-def test_an_unknown_variable_ends_a_command_that_reads_settings_with_78(command: str) -> None:
-    code, _, stderr = run(command, "--model", "/x", LATENTD_MAX_CTXT="5")
-    assert code == 78
-    assert_one_line(stderr, "unknown variable LATENTD_MAX_CTXT", "did you mean LATENTD_MAX_CTX?")
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["serve", "--model", "/x"], 78), (["demo"], 78), (["check"], 78), (["selftest"], 78),
+        (["config"], 78), (["status"], 2), (["drain"], 2), (["generate", "text"], 2),
+        (["bench", "steps"], 2), (["install-units", "--root", "/x"], 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_every_command_refuses_an_unknown_variable_before_it_does_anything(
+    args: list[str],
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LATENTD_ENDPOIT", "ipc:///x")
+    assert main(args) == expected
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert_one_line(stderr, "unknown variable LATENTD_ENDPOIT", "did you mean LATENTD_ENDPOINT?")
 
 
 @pytest.mark.parametrize(

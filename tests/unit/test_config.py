@@ -11,7 +11,7 @@ from latentd.config import RELOADABLE, SETTINGS, Config
 from latentd.options import EngineOptions, LifeOptions
 from latentd.settings import ConfigError, Setting
 from latentd.settings_text import toml
-from latentd.sources import NO_SETTINGS, read
+from latentd.sources import NO_SETTINGS, read, refuse_unknown
 from latentd.work import ServerOptions
 
 
@@ -110,19 +110,21 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one_and_without_i
     with pytest.raises(
         ConfigError, match=f"unknown variable {variable} in the environment{hint}"
     ) as e:
-        load({}, {variable: "secret"})
+        refuse_unknown({variable: "secret"})
     assert "secret" not in str(e.value)
 
 
-def test_variables_of_others_of_the_build_and_of_kubernetes_are_let_through() -> None:
-    of_kubernetes = (
+def test_variables_of_the_build_of_kubernetes_and_of_other_programs_are_let_through() -> None:
+    others = (
         "LATENTD_SERVICE_HOST", "LATENTD_SERVICE_PORT", "LATENTD_SERVICE_PORT_DATA", "LATENTD_PORT",
         "LATENTD_PORT_5555_TCP", "LATENTD_PORT_5555_TCP_ADDR", "LATENTD_OPENAI_SERVICE_HOST",
+        "LATENTD_OPENAI_KEY", "LATENTD_METRICS_LISTEN", "LATENTD_CUBINS", "HOME", "MAX_CTX",
     )  # fmt: skip
-    environ = dict.fromkeys((*of_kubernetes, "LATENTD_CUBINS", "HOME", "MAX_CTX"), "1")
-    assert load({}, environ) == Config()
-    with pytest.raises(ConfigError, match="unknown variable LATENTD_PORTS"):
-        load({}, {"LATENTD_PORTS": "1"})
+    refuse_unknown(dict.fromkeys(others, "1"))
+    assert load({}, dict.fromkeys(others, "1")) == Config()
+    for variable in ("LATENTD_PORTS", "LATENTD_OPENAI", "LATENTD_"):
+        with pytest.raises(ConfigError, match=f"unknown variable {variable} "):
+            refuse_unknown({variable: "1"})
 
 
 def test_every_value_knows_where_it_comes_from(tmp_path: Path) -> None:
