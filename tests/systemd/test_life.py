@@ -3,7 +3,9 @@ crash, a hang, a device error and a bad setting."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,10 +78,27 @@ def test_a_reload_that_fails_is_told_in_the_status_and_changes_nothing(
     running.note("Reload of settings that are wrong.")
     settings.write_text("log_level = 'loud'\n")
     running.run("systemctl", "reload", UNIT)
-    wait_until(lambda: "reload failed: log_level = 'loud'" in running.peek(UNIT, "StatusText"))
+    assert "reload failed: log_level = 'loud'" in running.peek(UNIT, "StatusText")
     running.show(UNIT, "ActiveState", "StatusText")
     with control(running) as daemon:
         assert daemon.health()["state"] == "ready"
+
+
+def test_a_reload_returns_when_the_settings_are_read(running: Manager, settings: Path) -> None:
+    running.note("Reload of settings that are slow to come: a pipe, which is written to later.")
+    text = settings.read_text()
+    settings.unlink()
+    os.mkfifo(settings)
+    with running.start("systemctl", "reload", UNIT) as reloading:
+        wait_until(lambda: running.peek(UNIT, "ActiveState") == "reloading")
+        time.sleep(0.5)
+        assert reloading.poll() is None
+        running.show(UNIT, "ActiveState", "SubState")
+        settings.write_text(text + "log_level = 'loud'\n")
+    assert reloading.returncode == 0
+    assert "reload failed: log_level" in running.peek(UNIT, "StatusText")
+    assert running.peek(UNIT, "ActiveState") == "active"
+    settings.unlink()
 
 
 def test_stop_drains_then_saves_and_the_next_start_goes_on(running: Manager) -> None:

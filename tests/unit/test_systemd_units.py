@@ -119,6 +119,15 @@ def test_the_unit_waits_for_ready_and_gives_a_drain_its_time(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
+def test_a_reload_is_begun_before_the_daemon_is_told_to_end_it(unit: str) -> None:
+    commands = [line for line in lines(unit) if line.startswith("ExecReload=")]
+    assert commands == [
+        "ExecReload=/usr/bin/systemd-notify RELOADING=1", "ExecReload=/bin/kill -HUP $MAINPID",
+    ]  # fmt: skip
+    assert setting(unit, "NotifyAccess") == "exec"
+
+
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
     "key", ["PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute", "ProcSubset"]
 )
