@@ -82,6 +82,7 @@ class FakeBackend:
 
     def __init__(self, info: ModelInfo, pages: int) -> None:
         self.eager = True
+        self.graph_replays = self.graph_fallbacks = 0
         self.on_long_wait: Callable[[], None] = lambda: None
         self.info = info
         self.most_updates = self.most_zero_pages = 0  # ever asked for in one plan

@@ -1,10 +1,10 @@
-"""The control socket from the outside: health, stats, drain, and renewing a session's lease."""
+"""The control socket from the outside: health, figures, drain, and renewing a lease."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentd_client import protocol
 from latentd_client._given import data_endpoint, seconds, text_endpoint
@@ -42,6 +42,14 @@ class Control:
         reply = self._ask("stats", {})
         stats = reply.get("stats")
         return stats if isinstance(stats, dict) else {}
+
+    def trace(self, last: int | None = None) -> list[list[Any]]:
+        """The last launches that have ended (at most 1024), the oldest first: kind ("step", "chunk"
+        or "attend"), bucket, rows, whether it was queued behind the one before; in seconds of the
+        daemon's clock since when its first row was queued (0: not known), when staging began, when
+        it was launched and when its end was seen; start and end in ns by the device's clock."""
+        steps = self._ask("trace", {} if last is None else {"last": last}).get("steps")
+        return steps if isinstance(steps, list) else []
 
     def drain(self, drain_s: float | None = None, save: str | os.PathLike[str] = "") -> None:
         """Ask the daemon to finish its running work and leave, within `drain_s` (its own default

@@ -173,9 +173,13 @@ OPS: Final[dict[str, tuple[Field, ...]]] = {
 }
 """Operations of the data socket."""
 
+MAX_TRACED: Final = 1024
+"""Launches that a daemon remembers for `trace`."""
+
 CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
     "health": (),
     "stats": (),
+    "trace": (Field("last", "int", 1, MAX_TRACED, required=False),),
     "resume": (_SESSION,),
     "cancel": (_SESSION, Field("request", "int", 0, _ID)),
     "drain": (

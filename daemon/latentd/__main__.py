@@ -15,6 +15,7 @@ from latentd.commands import (
     drain,
     generate,
     install_units,
+    metrics,
     selftest,
     serve,
     status,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 LOST_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Why a line could not be printed: the reader has gone (which is no news), or a full disk."""
-COMMANDS = (serve, demo, generate, check, config, selftest, status, drain, install_units, bench)
+COMMANDS = (
+    serve, demo, generate, check, config, selftest, status, metrics, drain, install_units, bench,
+)  # fmt: skip
 """In the order of the help."""
 BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)
 """What a restart does not cure: exit code 78."""

@@ -44,6 +44,7 @@ class CudaBackend:
         self.stream = stream
         self.graphs, self.attend_graphs = Graphs(stream), Graphs(stream)
         self.eager = eager
+        self.graph_replays = self.graph_fallbacks = 0
         self.on_long_wait: Callable[[], None] = lambda: None
         self._num_launches = num_launches
         self._torch_stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
@@ -85,8 +86,10 @@ class CudaBackend:
                 self.runner.prompt(plan, step)
             elif self.eager:
                 self.runner.decode(bucket)
+                self.graph_fallbacks += 1
             else:
                 self.graphs.launch(bucket)
+                self.graph_replays += 1
             self.runner.score(plan, step)
         except driver.DriverError as error:
             raise DeviceFault(str(error)) from error
@@ -94,8 +97,10 @@ class CudaBackend:
     def _attend(self, bucket: int) -> None:
         if self.eager:
             self.runner.attend(bucket)
+            self.graph_fallbacks += 1
         else:
             self.attend_graphs.launch(bucket)
+            self.graph_replays += 1
 
     def move(self, moves: Moves) -> None:
         """Start moves; see Backend. Raises DriverError."""

@@ -144,6 +144,7 @@ class CpuBackend:
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
         self.eager = True  # there are no graphs
+        self.graph_replays = self.graph_fallbacks = 0
         self.on_long_wait: Callable[[], None] = lambda: None  # it computes in its waits
         self._pending: deque[_Pending] = deque()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from latentd.extras import top_fields
@@ -78,6 +79,8 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         work.refuse(run, refuse)
         return
     session.add_slot(request.slot_id, request.epoch, run.key)
+    if event.token is not None:
+        work.first_token.add(time.monotonic() - run.asked_s)
     results: Header = {
         "status": "ok",
         "slot": request.slot_id,

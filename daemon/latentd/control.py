@@ -16,10 +16,12 @@ from latentd.requests import is_version, read_id, refuse_op, refuse_version
 from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import field_checks, fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
+from latentd_client.fields import MAX_TRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latentd.figures import Figures
     from latentd.routing import Router
     from latentd.sessions import Sessions
     from latentd_client.protocol import Header
@@ -31,31 +33,27 @@ BURST_S, REST_S = 0.001, 0.004
 engine, which a flood of requests would slow down."""
 TICK_S = 1.0
 """Between two looks at connections that do not go on."""
-STATS_WAIT_S = 0.25
-"""How long to wait for fresh figures of a busy engine before the last ones are given."""
 
 log = logging.getLogger(__name__)
 
 
 class ControlThread:
-    """Answers on the control socket. `state` is set by the server; `ask_stats` makes the engine
-    thread call `publish` soon, `post_cancel` and `drain` act there too."""
+    """Answers on the control socket. `state` is set by the server; `stats` and `trace` are made on
+    the engine thread, `post_cancel` and `drain` act there too."""
 
     def __init__(
-        self, router: Router, sessions: Sessions, ask_stats: Callable[[], None],
+        self, router: Router, sessions: Sessions, stats: Figures, trace: Figures,
         post_cancel: Callable[[str, int], None], drain: Callable[[float | None, Path | None], None],
     ) -> None:  # fmt: skip
         self.state = "ready"
         self._router = router
         self._sessions = sessions
         self._outbox = Outbox(router)
-        self._ask_stats = ask_stats
+        self._stats = stats
+        self._trace = trace
         self._post_cancel = post_cancel
         self._drain = drain
         self._started = time.monotonic()
-        self._stats: Header = {}
-        self._stats_at = 0.0
-        self._fresh = threading.Event()
         self._is_stopping = False
         self._waker, self._wakee = socket.socketpair()
         router.watch(self._wakee)
@@ -64,12 +62,6 @@ class ControlThread:
     def start(self) -> None:
         """Start answering."""
         self._thread.start()
-
-    def publish(self, stats: Header) -> None:
-        """New figures, from the engine thread."""
-        self._stats = stats
-        self._stats_at = time.monotonic()
-        self._fresh.set()
 
     def stop(self) -> None:
         """End the thread; the socket is the caller's again."""
@@ -127,7 +119,10 @@ class ControlThread:
             return {"state": self.state, "boot_id": sessions.boot_id, "pid": os.getpid(),
                     "uptime_s": uptime_s, "sessions": len(sessions)}  # fmt: skip
         if op == "stats":
-            return {"stats": self._get_stats()}
+            return {"stats": self._stats.get()}
+        if op == "trace":
+            found = self._trace.get()
+            return {**found, "steps": found.get("steps", [])[-header.get("last", MAX_TRACED) :]}
         if op == "drain":
             check_owner(self._router.user(peer))
             self._drain(header.get("drain_s"), read_target(header.get("save")))
@@ -140,13 +135,6 @@ class ControlThread:
             self._post_cancel(session.token, header["request"])
             return {"known": known}
         return {"boot_id": sessions.boot_id, "lease_s": sessions.lease_s}
-
-    def _get_stats(self) -> Header:
-        """Fresh figures, or the last ones when the engine thread is long in a step."""
-        self._fresh.clear()
-        self._ask_stats()
-        self._fresh.wait(STATS_WAIT_S)
-        return {**self._stats, "age_s": time.monotonic() - self._stats_at}
 
 
 def read_target(save: str | None) -> Path | None:

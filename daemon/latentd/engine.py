@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import AttendRequest, Bits
+    from latentd.engine_stats import TracedStep
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
@@ -227,9 +228,18 @@ class Engine:
             "prompts_queued": len(self.scheduler.opens),
             "pages_exported": self.transfers.pages_exported,
             "slots_adopted": self.transfers.slots_adopted,
+            "steps_queued": len(self.scheduler.steps),
+            "graph_replays": self.backend.graph_replays,
+            "graph_fallbacks": self.backend.graph_fallbacks,
             **self.counters.snapshot(),
         }
 
     def reset_stats(self) -> None:
         """Count from zero again."""
         self.counters.reset()
+        self.backend.graph_replays = self.backend.graph_fallbacks = 0
+
+    def trace(self) -> list[TracedStep]:
+        """See EngineProtocol."""
+        self.counters.fold()
+        return self.counters.trace()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -118,7 +119,10 @@ class Admission:
         slot.task, slot.sampling = request, params
         if slot.limits is not extras.limits and slot.limits != extras.limits:
             self.slots.limit(slot, extras.limits)
-        self.scheduler.steps.append(request)
+        steps = self.scheduler.steps
+        if not steps:
+            self.scheduler.steps_since = time.perf_counter()
+        steps.append(request)
 
     def stream(
         self, request: StreamRequest, token: int | None, sampling: SamplingParams | None

@@ -77,7 +77,7 @@ class Commits:
             return
         slot.task = None
         slot.token = outputs.tokens[0]
-        self.counters.tokens += 1
+        self.counters.first_tokens += 1
         if slot.chain and task.prompt_scores is None:
             self.counters.note_prompt(task.request.cached_tokens)
         self.events.append(

@@ -66,8 +66,9 @@ class Launches:
             if not plan.is_chunk:
                 bucket = self.buckets[bisect_left(self.buckets, bucket)]
             self.backend.launch(plan, bucket)
+            launched_s = time.perf_counter()
             self.slots.pool.note_launch()
-            launches.append(Launch(plan, bucket, start_s, last is not None))
+            launches.append(Launch(plan, bucket, start_s, launched_s, last is not None))
             self.counters.fold()
             if self.slots.full:
                 self.slots.note_full()
@@ -125,8 +126,8 @@ class Launches:
         launch = self.in_flight.popleft()
         self.slots.pool.note_done()
         plan = launch.plan
-        took_s = time.perf_counter() - launch.start_s
-        self.counters.done.append((launch, outputs.start_ns, outputs.end_ns, took_s))
+        end_s = time.perf_counter()
+        self.counters.done.append((launch, outputs.start_ns, outputs.end_ns, end_s))
         if plan.attends:
             self.commits.attends(plan, outputs)
         elif plan.is_chunk:

@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from latentd.histogram import BOUNDS_S, Histogram
+from latentd_client.fields import MAX_TRACED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeAlias
 
     from latentd.plans import StepPlan
 
+    Timed: TypeAlias = tuple[int, bool, float, float, float, float, int, int]
+    """Rows of a launch, whether it was queued behind another one; in seconds of one clock since
+    when its first row was queued (0: unknown), when staging began, when it was launched, when its
+    end was seen; start and end in ns by the device's clock."""
+    TracedStep: TypeAlias = tuple[str, int, int, bool, float, float, float, float, int, int]
+    """Kind ("step", "chunk" or "attend"), bucket (0: none), and as `Timed`."""
+
 RING_STEPS = 1024
 """Steps a bucket's percentiles look back on."""
+FED: Final = -1
+"""The token of a row that goes on with what the launch before it samples (see StepPlan): the same
+stream had a token in that one."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """A plan in flight. `start_s`: when it was staged; `is_behind`: it was queued behind another
-    one."""
+    """A plan in flight. `start_s`: when its staging began, `launched_s`: when it was on its way to
+    the device; `is_behind`: it was queued behind another one."""
 
     plan: StepPlan
     bucket: int
     start_s: float
+    launched_s: float
     is_behind: bool
 
 
-class StepTimes:
-    """Times of the last RING_STEPS steps of one bucket, in microseconds."""
+class StepTimes(Histogram):
+    """Times of one bucket's steps: those of the last RING_STEPS, and a histogram of all of them,
+    from staging to commit."""
+
+    __slots__ = ("count", "timed")
 
     def __init__(self) -> None:
+        super().__init__()
         self.count = 0
-        self._times: deque[tuple[float, float]] = deque(maxlen=RING_STEPS)
+        self.timed: deque[Timed] = deque(maxlen=RING_STEPS)
 
-    def add(self, device_us: float, step_us: float) -> None:
-        """Note one step: time on the device, and from the start of staging to the commit."""
-        self._times.append((device_us, step_us))
+    def note(self, timed: Timed) -> None:
+        """Note one step."""
+        self.timed.append(timed)
         self.count += 1
+        step_s = timed[5] - timed[3]
+        self.counts[bisect_left(BOUNDS_S, step_s)] += 1  # as `add`, which costs a call more
+        self.sum_s += step_s
 
     def device_us(self) -> dict[str, float]:
-        """p50 and p99 of the device time."""
-        return _percentiles([device_us for device_us, _ in self._times])
+        """p50 and p99 of the device time, in microseconds."""
+        return _percentiles([(end_ns - start_ns) / 1e3 for *_, start_ns, end_ns in self.timed])
 
     def step_us(self) -> dict[str, float]:
-        """p50 and p99 of the step time."""
-        return _percentiles([step_us for _, step_us in self._times])
+        """p50 and p99 of the step time, in microseconds."""
+        return _percentiles([(timed[5] - timed[3]) * 1e6 for timed in self.timed])
 
 
 class EngineStats:
@@ -63,13 +87,13 @@ class EngineStats:
         self.attend_times = StepTimes()
         self.attend_rows = 0
         self.done: list[tuple[Launch, int, int, float]] = []
-        """Launches that `fold` has not counted: start and end in ns by the device's clock, and the
-        seconds from staging to the commit."""
-        self._last_end_ns = 0
-        self.idle_ns: deque[int] = deque(maxlen=RING_STEPS)
-        """What the device did nothing in front of launches that were queued behind another."""
+        """Launches that `fold` has not counted: start and end in ns by the device's clock, and when
+        the host saw the end."""
+        self.step_queue, self.open_queue = Histogram(), Histogram()
+        self.inter_token = Histogram()
+        self._last_token_s = 0.0
         self.rows = 0
-        self.tokens = 0
+        self.first_tokens = 0
         self.prompt_tokens = 0
         self.opens = 0
         self.forks = 0
@@ -85,22 +109,55 @@ class EngineStats:
 
     def fold(self) -> None:
         """Count the launches in `done`; called when there is time, not when one ends."""
-        for launch, start_ns, end_ns, took_s in self.done:
-            plan, device_us, step_us = launch.plan, (end_ns - start_ns) / 1e3, took_s * 1e6
-            if launch.is_behind:
-                self.idle_ns.append(start_ns - self._last_end_ns)
-            self._last_end_ns = end_ns
+        for launch, start_ns, end_ns, end_s in self.done:
+            plan, start_s, is_behind = launch.plan, launch.start_s, launch.is_behind
+            queued_s, rows = plan.queued_s, plan.rows
+            timed = rows, is_behind, queued_s, start_s, launch.launched_s, end_s, start_ns, end_ns
             if plan.attends:
-                self.attend_times.add(device_us, step_us)
-                self.attend_rows += plan.rows
+                self.attend_times.note(timed)
+                self.attend_rows += rows
             elif plan.is_chunk:
-                self.chunk_times.add(device_us, step_us)
-                self.prompt_tokens += plan.rows
+                self.chunk_times.note(timed)
+                self.prompt_tokens += rows
+                if queued_s:
+                    self.open_queue.add(start_s - queued_s)
             else:
-                self.times[launch.bucket].add(device_us, step_us)
-                self.rows += plan.rows
-                self.tokens += plan.rows
+                self.times[launch.bucket].note(timed)
+                self.rows += rows
+                if queued_s:
+                    queue, wait_s = self.step_queue, start_s - queued_s
+                    queue.counts[bisect_left(BOUNDS_S, wait_s)] += 1
+                    queue.sum_s += wait_s
+                if is_behind and (fed := plan.token_ids.count(FED)):  # type: ignore[union-attr]
+                    self.inter_token.add(end_s - self._last_token_s, fed)
+                self._last_token_s = end_s
         self.done.clear()
+
+    def trace(self) -> list[TracedStep]:
+        """The last MAX_TRACED launches that were counted, in the order of their end."""
+        times = {("chunk", 0): self.chunk_times, ("attend", 0): self.attend_times}
+        times |= {("step", bucket): found for bucket, found in self.times.items()}
+        traced = [(*key, *timed) for key, found in times.items() for timed in found.timed]
+        return sorted(traced, key=lambda step: step[7])[-MAX_TRACED:]
+
+    def _idle_us(self) -> list[float]:
+        """What the device did nothing in front of launches that were queued behind another, among
+        those of the trace."""
+        pairs = pairwise(self.trace())
+        return [(step[-2] - before[-1]) / 1e3 for before, step in pairs if step[3]]
+
+    def histograms(self) -> dict[str, object]:
+        """Figures of all histograms, by what they time; `step` by bucket, of those that ran."""
+        ran = {str(bucket): times for bucket, times in self.times.items() if times.count}
+        return {
+            "bounds_s": list(BOUNDS_S),
+            "step": {bucket: times.figures() for bucket, times in ran.items()},
+            "chunk": self.chunk_times.figures(),
+            "attend": self.attend_times.figures(),
+            "step_queue": self.step_queue.figures(),
+            "open_queue": self.open_queue.figures(),
+            "inter_token": self.inter_token.figures(),
+        }
 
     def snapshot(self) -> dict[str, object]:
         """Plain numbers and dicts; times only of buckets that ran."""
@@ -113,7 +170,7 @@ class EngineStats:
             "attends": self.attend_times.count,
             "attend_rows": self.attend_rows,
             "rows": self.rows,
-            "tokens": self.tokens,
+            "tokens": self.rows + self.first_tokens,
             "prompt_tokens": self.prompt_tokens,
             "opens": self.opens,
             "forks": self.forks,
@@ -128,7 +185,8 @@ class EngineStats:
             "chunk_us": self.chunk_times.step_us(),
             "attend_us": self.attend_times.step_us(),
             "attend_device_us": self.attend_times.device_us(),
-            "idle_us": _percentiles([idle_ns / 1e3 for idle_ns in self.idle_ns]),
+            "idle_us": _percentiles(self._idle_us()),
+            "histograms": self.histograms(),
         }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentd.completions import complete
 from latentd.runs import OpenRun, StreamRun
 from latentd.runs_waiting import break_stall, let_in, turn_all_away, turn_away
+from latentd_client import __version__
 from latentd_client.errors import RequestRejected
+from latentd_kernels import ARITHMETIC_VERSION
 
 if TYPE_CHECKING:
+    from latentd.operations import ModelInfo
     from latentd.work import Work
     from latentd_client.protocol import Header
 
@@ -113,10 +116,25 @@ def stats(work: Work) -> Header:
         **work.outbox.counters,
     }
     figures = {str(key): _plain(value) for key, value in work.engine.stats().items()}
-    return {**figures, "refused": dict(work.outbox.refused), "server": server}
+    figures["histograms"]["first_token"] = work.first_token.figures()
+    build = build_info(work.engine.info)
+    return {**figures, "refused": dict(work.outbox.refused), "server": server, "build": build}
 
 
-def _plain(value: object) -> object:
+def build_info(info: ModelInfo) -> Header:
+    """What runs here, in words."""
+    return {
+        "version": __version__,
+        "arithmetic": str(ARITHMETIC_VERSION),
+        "model": info.name,
+        "fingerprint": info.fingerprint,
+        "numerics": info.numerics,
+        "dtype": info.dtype,
+        "device": info.device,
+    }
+
+
+def _plain(value: object) -> Any:
     """Maps with text keys, as the wire wants them."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -73,6 +74,7 @@ class OpenTask:
     turn: int
     ahead: int = 0
     prompt_scores: PromptScores | None = None
+    queued_s: float = field(default_factory=time.perf_counter)  # 0 once its first chunk is planned
 
 
 Task = StepRequest | StreamTask | OpenTask | VerifyTask | AttendTask
@@ -101,6 +103,7 @@ class StepPlan:
     scores: ScorePlan | None = None
     prompt_scores: ScorePlan | None = None
     attends: list[AttendTask] = field(default_factory=list)  # then it has no other rows
+    queued_s: float = 0.0  # since when the first of its steps has waited, or the prompt it begins
 
 
 @dataclass(slots=True)
@@ -135,9 +138,13 @@ class StepOutputs:
 class Backend(Protocol):
     """Runs plans on a device, in order. At most two are in flight, and none behind one
     whose `logit_rows` are still to be read. `eager`: decode plans run without graphs.
-    `on_long_wait` is called again and again in a wait for a device that takes its time."""
+    `graph_replays` counts plans that were replays of graphs, `graph_fallbacks` those that a device
+    with graphs ran without. `on_long_wait` is called again and again in a wait for a device that
+    takes its time."""
 
     eager: bool
+    graph_replays: int
+    graph_fallbacks: int
     on_long_wait: Callable[[], None]
 
     def launch(self, plan: StepPlan, bucket: int) -> None:

@@ -43,6 +43,7 @@ class Outbox:
 
     def send(self, peer: bytes, header: Header, raw: Sequence[Tensor] = ()) -> None:
         """Send a reply, or park it when the peer's queue is full; a dead peer's is dropped."""
+        self.counters["replayed"] += "replayed" in header
         self.deliver(peer, protocol.encode(header, raw))
 
     def deliver(self, peer: bytes, frames: Frames) -> None:
@@ -185,6 +186,7 @@ class RowsTicket:
         results = with_raw(results, tensors, self._raw)
         if replayed:
             results = {**results, "replayed": True}
+            self._outbox.counters["replayed"] += 1
         self.put_plain(index, results)
 
     def refuse(self, index: int, refusal: RequestRejected) -> None:

@@ -145,6 +145,7 @@ def _attach(
     _check_left(work, run.session, missing)
     work.leave(run.session, run)
     run.peer, run.request_id, run.sent, run.replayed = peer, request_id, start, len(run.tokens)
+    work.outbox.counters["replayed"] += 1
     run.session.running[request_id] = run
     run.is_lost = False
     if missing > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -81,7 +82,7 @@ class VerifyRun:
 @dataclass(eq=False, slots=True)
 class OpenRun:
     """A prompt in flight. `start` admits it, and sets `request`. `expires_at` is its deadline:
-    between chunks it can still be dropped."""
+    between chunks it can still be dropped. `asked_s`: when it came."""
 
     session: Session
     request_id: int
@@ -90,6 +91,7 @@ class OpenRun:
     expires_at: float
     waiters: list[Waiter]
     request: Request | None = None
+    asked_s: float = field(default_factory=time.monotonic)
 
     def is_in(self, session: Session) -> bool:
         """Whether it is of this session."""

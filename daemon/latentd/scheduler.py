@@ -44,6 +44,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.prefill_rows = prefill_rows
         self.steps: list[StepRequest] = []
+        self.steps_since = 0.0  # when the first of them was queued
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
         self.verifies = verifies
@@ -106,10 +107,13 @@ class Scheduler:
         columns = zip(*rows, strict=True)
         token_ids, slot_idx, context_len, kv_row, sampling, tops, wants = columns
         logit_rows = [row for row, want in enumerate(wants) if want] if any(wants) else []
-        return StepPlan(
+        plan = StepPlan(
             len(tasks), tasks, token_ids, slot_idx, context_len, kv_row, sampling, logit_rows,
             False, True, self.slots.changes.take(), scores_of_rows(tops) if any(tops) else None,
         )  # fmt: skip
+        if steps:
+            plan.queued_s = self.steps_since
+        return plan
 
     def _add_streams(
         self, tasks: list[StepRequest | StreamTask | VerifyTask], rows: list[Row], room: int
@@ -171,6 +175,7 @@ class Scheduler:
         if is_last:
             self.opens.popleft()
         task.ahead += end - first
+        queued_s, task.queued_s = task.queued_s, 0.0
         self._chunks += 1
         pos = np.arange(first, end, dtype=np.int64)
         pages = self.slots.table[slot.slot_id, pos // PAGE_SIZE].astype(np.int64)
@@ -188,6 +193,7 @@ class Scheduler:
             changes=self.slots.changes.take(),
             scores=scores_of_last(task, end - first) if is_last else None,
             prompt_scores=scores_of_prompt(task, first, end),
+            queued_s=queued_s,
         )
 
     def attend_plan(self) -> StepPlan:

@@ -18,6 +18,7 @@ import zmq
 from latentd import housekeeping, requests
 from latentd.completions import complete
 from latentd.control import ControlThread
+from latentd.figures import Figures
 from latentd.gather import Gather
 from latentd.listener import Listener
 from latentd.operations import DeviceFault
@@ -75,6 +76,8 @@ class Server:
         """Where whoever asked for the drain wants to have the slots saved."""
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
+        self._stats = Figures(lambda: self._post(self._publish_stats))
+        self._trace = Figures(lambda: self._post(self._publish_trace))
         self._stop_at: float | None = None
         self._tick_at = 0.0
         self._leases_at = 0.0
@@ -104,8 +107,9 @@ class Server:
         self._outbox = Outbox(listener.router)
         self._work = Work(self._engine, options, sessions, self._outbox, self.control_endpoint)
         self._control = ControlThread(
-            listener.control_router, sessions, self._ask_stats, self._post_cancel, self._drain
-        )
+            listener.control_router, sessions, self._stats, self._trace, self._post_cancel,
+            self._drain,
+        )  # fmt: skip
         self._control.start()
 
     def stop(self, drain_s: float) -> None:
@@ -241,9 +245,6 @@ class Server:
         if self._control is not None:
             self._control.state = state
 
-    def _ask_stats(self) -> None:
-        self._post(self._publish_stats)
-
     def _post_cancel(self, token: str, request_id: int) -> None:
         def cancel() -> None:
             with contextlib.suppress(RequestRejected):
@@ -264,9 +265,10 @@ class Server:
             self._listener.wake()
 
     def _publish_stats(self) -> None:
-        """Give the control thread fresh figures."""
-        if self._control is not None:
-            self._control.publish(housekeeping.stats(self._work))
+        self._stats.publish(housekeeping.stats(self._work))
+
+    def _publish_trace(self) -> None:
+        self._trace.publish({"steps": self._engine.trace()})
 
     def _say_last_words(self, listener: Listener) -> None:
         """Tell those who still ask why they are refused: a client in the middle of its steps asks

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latentd.histogram import Histogram
 from latentd.routing import Sent
 from latentd.runs import AttendRun, OpenRun, SeatRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import let_in, turn_all_away, turn_away
@@ -55,6 +56,7 @@ class Work:
     the deadlines of runs are looked at when `next_deadline` has come, which is before the first of
     them. `fault` is set when the device has failed, `is_draining` when new work is refused.
     `took_piece`: a request has just moved pages, and the next launch comes before the next request.
+    `first_token` has the times from a prompt's request, its wait for room included, to its token.
     """
 
     engine: EngineProtocol
@@ -65,6 +67,7 @@ class Work:
     runs: dict[Request, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
     waiting: WaitingRoom = field(init=False)
+    first_token: Histogram = field(default_factory=Histogram)
     now: float = 0.0
     next_deadline: float = math.inf
     is_draining: bool = False

@@ -94,6 +94,15 @@ def read_config(args: argparse.Namespace) -> Config:
     return read_settings(args).config
 
 
+def require_extra(extra: str, module: str) -> None:
+    """Refuse to go on without the module that an extra, of the command's name, installs."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        install = INSTALL.replace("daemon", extra)
+        raise ConfigError(f"{extra} needs {module}: {install}") from None
+
+
 def require_daemon(command: str) -> None:
     """Refuse to go on without what the [daemon] extra installs."""
     for module in ("torch", "safetensors", "cuda.bindings"):

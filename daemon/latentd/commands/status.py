@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 
+FOR_PROGRAMS = ("histograms", "build")
+"""Figures that the screen leaves out: `--json` and `latentd metrics` have them."""
+
+
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(subparsers, "status", "show a running daemon's health and counters", run)
@@ -35,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def screen(health: Header, stats: dict[str, Any]) -> Iterator[str]:
     """The lines of one screen; counters that this version does not know come last."""
-    rest = dict(stats)
+    rest = {key: value for key, value in stats.items() if key not in FOR_PROGRAMS}
     yield (
         f"{health['state']}, up {duration(health['uptime_s'])}, pid {health['pid']}, "
         f"boot {health['boot_id']}"

@@ -1,0 +1,162 @@
+"""`latentd metrics`: what Prometheus reads, and where it comes from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fakes import FakeEngine
+from gates import wait_until
+from latentd.histogram import BOUNDS_S, Histogram
+from latentd_client import Client, Control, RequestRejected
+from processes import latentd
+from serving import Peer, seat, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving import Running
+
+parser = pytest.importorskip("prometheus_client.parser")
+metrics = pytest.importorskip("latentd.metrics")
+
+
+WAITED_S = 0.2
+
+
+def scrape(ask: Callable[[], object]) -> dict[str, float]:
+    """The samples by name and labels, over http."""
+    server = metrics.listen("127.0.0.1", 0, ask)
+    try:
+        return read(f"http://127.0.0.1:{server.server_port}/metrics")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def read(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        text = reply.read().decode()
+    samples = [
+        sample
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    return {
+        sample.name + "".join(f" {k}={v}" for k, v in sample.labels.items()): sample.value
+        for sample in samples
+    }
+
+
+def samples_of(running: Running) -> dict[str, float]:
+    with Control(running.server.control_endpoint, timeout_s=60.0) as control:
+        return scrape(lambda: (control.health(), control.stats()))
+
+
+def test_a_time_is_counted_in_the_first_bucket_that_it_does_not_exceed() -> None:
+    histogram = Histogram()
+    for time_s in (1e-6, 50e-6, 51e-6, 10.0, 10.5):
+        histogram.add(time_s)
+    assert histogram.counts[:2] == [2, 1]
+    assert histogram.counts[-2:] == [1, 1]
+    assert len(histogram.counts) == len(BOUNDS_S) + 1
+    assert histogram.sum_s == pytest.approx(20.500102)
+
+
+def test_a_scrape_tells_slots_pages_tokens_and_steps(endpoint: str) -> None:
+    with serving(endpoint, FakeEngine(buckets=(1, 4))) as running, Client(endpoint) as client:
+        slots = [client.open([1, 2, 3]) for _ in range(2)]
+        slots[0].step()
+        client.step([(slot, None) for slot in slots])
+        found = samples_of(running)
+    assert found["latentd_up"] == found["latentd_ready"] == 1
+    assert (found["latentd_slots"], found["latentd_slots_used"]) == (8, 2)
+    assert found["latentd_kv_pages_used"] == 2
+    assert found["latentd_steps_total bucket=1"] == found["latentd_steps_total bucket=4"] == 1
+    assert found["latentd_tokens_total"] == 5
+    assert found["latentd_prompt_tokens_total"] == 6
+    assert found["latentd_graph_fallbacks_total"] == 0
+    (build,) = (name for name in found if name.startswith("latentd_build_info"))
+    assert "model=fake" in build
+
+
+def test_every_step_prompt_and_token_of_a_stream_is_in_a_histogram(endpoint: str) -> None:
+    with serving(endpoint) as running, Client(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        slot.step()
+        assert len(list(slot.stream(max_steps=30))) == 30
+        found = samples_of(running)
+    assert found["latentd_step_seconds_count bucket=1"] == 31
+    assert found["latentd_step_seconds_bucket bucket=1 le=+Inf"] == 31
+    assert found["latentd_first_token_seconds_count"] == 1
+    assert found["latentd_prompt_queue_seconds_count"] == 1
+    assert found["latentd_step_queue_seconds_count"] == 1
+    assert 20 < found["latentd_inter_token_seconds_count"] < 30
+    wait_s, took_s = (found[f"latentd_{n}_seconds_sum"] for n in ("prompt_queue", "first_token"))
+    assert 0 < wait_s < took_s < 60
+
+
+def test_the_time_to_the_first_token_includes_the_wait_for_room(endpoint: str) -> None:
+    engine = FakeEngine(max_slots=1)
+    with serving(endpoint, engine, max_waiting=4) as running, Peer(endpoint) as peer:
+        peer.session = peer.ask("hello", versions=[1, 1])["session"]
+        opened = peer.ask("open", key="a", prompt=[1])
+        peer.send("open", key="b", prompt=[2])
+        with Control(running.server.control_endpoint) as control:
+            wait_until(lambda: control.stats()["server"]["waiting"] == 1)
+            before = control.stats()["histograms"]["first_token"]
+            time.sleep(WAITED_S)
+            peer.send("close", slot=opened["slot"], epoch=opened["epoch"])
+            assert {peer.receive()[0]["status"] for _ in range(2)} == {"ok"}
+            after = control.stats()["histograms"]["first_token"]
+    assert sum(after["counts"]) == 2
+    assert after["sum_s"] - before["sum_s"] > WAITED_S
+
+
+def test_refusals_are_counted_by_code_and_repetitions_as_replayed(endpoint: str) -> None:
+    with serving(endpoint) as running, Peer(endpoint) as peer:
+        peer.session = peer.ask("hello", versions=[1, 1])["session"]
+        opened = peer.ask("open", key="a", prompt=[1, 2, 3])
+        for _ in range(3):
+            peer.ask("step", **seat(opened))
+        peer.ask("step", **{**seat(opened), "pos": 90})
+        found = samples_of(running)
+    assert found["latentd_replayed_replies_total"] == 2
+    assert found["latentd_errors_total code=position_conflict"] == 1
+
+
+def test_a_daemon_that_does_not_answer_is_down_and_nothing_else_is_told() -> None:
+    def ask() -> object:
+        raise RequestRejected("internal", "gone")
+
+    assert scrape(ask) == {"latentd_up": 0}
+
+
+def test_the_command_serves_a_daemon_that_comes_later_and_ends_at_sigterm(endpoint: str) -> None:
+    arguments = ("metrics", "--listen", "127.0.0.1:0", "--endpoint", endpoint, "--timeout-s", "30")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "latentd", *arguments]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        url = child.stdout.readline().split()[-1]
+        assert read(url) == {"latentd_up": 0}
+        for _ in range(2):  # and one that comes again
+            with serving(endpoint):
+                assert read(url)["latentd_slots"] == 8
+        assert read(url) == {"latentd_up": 0}
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize("address", ["9464", "localhost:", "a:b", "h:65536", ":80"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    done = latentd("metrics", "--listen", address)
+    assert done.returncode == 78
+    assert "is not HOST:PORT" in done.stderr
