@@ -19,6 +19,8 @@ from latentd.commands import (
     selftest,
     serve,
     status,
+    top,
+    trace,
 )
 from latentd.commands.parsing import EXIT_CONFIG, EXIT_FAILED, Parser
 from latentd.endpoint import EndpointError
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 LOST_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Why a line could not be printed: the reader has gone (which is no news), or a full disk."""
 COMMANDS = (
-    serve, demo, generate, check, config, selftest, status, metrics, drain, install_units, bench,
+    serve, demo, generate, check, config, selftest, status, top, metrics, trace, drain,
+    install_units, bench,
 )  # fmt: skip
 """In the order of the help."""
 BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)

@@ -1,4 +1,4 @@
-"""Counts of times by fixed buckets: cheap enough for every step, exact however they are added up."""
+"""Counts of times by fixed buckets: cheap enough for every step, exact however they are added."""
 
 from __future__ import annotations
 

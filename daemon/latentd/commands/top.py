@@ -1,0 +1,45 @@
+"""`latentd top`: rates, latencies, slots and pages of a running daemon, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from latentd.commands.connecting import add_control, connect_control, positive_float
+from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_extra
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers, "top", "watch a running daemon: rates, latencies, slots and pages", run,
+        EXIT_CONFIG,
+    )  # fmt: skip
+    parser.add_argument(
+        "--interval-s", type=positive_float, default=1.0, metavar="SECONDS",
+        help="between two looks; rates and times are of what came between (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--once", action="store_true", help="print one screen; so when it goes to no terminal"
+    )
+    add_control(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look and draw until Ctrl-C."""
+    require_extra("top", "rich")
+    from latentd import top
+
+    with connect_control(args) as control:
+
+        def look() -> top.Look:
+            health, stats = control.health(), control.stats()
+            return top.Look(time.monotonic(), health, stats)
+
+        is_once = args.once or not sys.stdout.isatty()
+        (top.show_once if is_once else top.watch)(look, args.interval_s)
+    return 0

@@ -1,0 +1,184 @@
+"""The screen of `latentd top`, from two looks at a daemon's figures.
+
+The only module that imports rich (the extra `top`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from rich.console import RenderableType
+
+    from latentd_client.protocol import Header
+
+RATES: Final = {
+    "tokens": "tokens", "steps": "steps", "prompt_tokens": "prompt tokens", "opens": "opens",
+    "chunks": "chunks", "attends": "attends", "refused": "refused",
+}  # fmt: skip
+WAITS: Final = {
+    "step_queue": "queue, step", "open_queue": "queue, prompt", "inter_token": "between tokens",
+    "first_token": "first token", "chunk": "prompt chunk",
+}  # fmt: skip
+BAR: Final = 30
+
+
+class Look:
+    """A daemon's figures at a time of the clock that the caller has read."""
+
+    def __init__(self, at_s: float, health: Header, stats: dict[str, Any]) -> None:
+        self.at_s = at_s
+        self.health = health
+        self.stats = stats
+
+    def count(self, name: str) -> float:
+        """A counter; a map's counters together."""
+        found = self.stats.get(name, 0)
+        return sum(found.values()) if isinstance(found, dict) else found
+
+    def is_after(self, before: Look) -> bool:
+        """Whether it is a later one at the same daemon: another life counts from zero."""
+        return bool(self.health["boot_id"] == before.health["boot_id"]
+                    and self.health["pid"] == before.health["pid"])  # fmt: skip
+
+
+class Quantiles(NamedTuple):
+    """How many times were counted, and two of their quantiles in seconds."""
+
+    total: int
+    p50_s: float
+    p99_s: float
+
+
+def quantiles(
+    bounds_s: list[float], after: dict[str, Any], before: dict[str, Any] | None
+) -> Quantiles:
+    """Of what a histogram has counted between two looks. Within a bucket times are taken to be
+    spread evenly; those beyond the last bound to be that bound."""
+    counts = list(after["counts"])
+    if before is not None:
+        counts = [new - old for new, old in zip(counts, before["counts"], strict=True)]
+    total = sum(counts)
+    return Quantiles(total, *(_quantile(bounds_s, counts, total * part) for part in (0.5, 0.99)))
+
+
+def _quantile(bounds_s: list[float], counts: list[int], rank: float) -> float:
+    """The time that `rank` of those counted do not exceed; not a number where none are."""
+    if not rank:
+        return math.nan
+    idx, below = next((i, n) for i, n in enumerate(accumulate(counts)) if n >= rank)
+    if idx == len(bounds_s):
+        return bounds_s[-1]
+    low = bounds_s[idx - 1] if idx else 0.0
+    return low + (bounds_s[idx] - low) * (1 - (below - rank) / counts[idx])
+
+
+def show_once(look: Callable[[], Look], interval_s: float) -> None:
+    """Print the screen of what comes within the interval."""
+    before = look()
+    time.sleep(interval_s)
+    Console().print(screen(before, look()))
+
+
+def watch(look: Callable[[], Look], interval_s: float) -> None:
+    """Draw a screen after each interval, until somebody ends it."""
+    before = look()
+    with Live(screen(before, before), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(interval_s)
+            after = look()
+            live.update(screen(before if after.is_after(before) else after, after), refresh=True)
+            before = after
+
+
+def screen(before: Look, after: Look) -> RenderableType:
+    """The screen of one moment."""
+    tables = Table.grid(padding=(0, 4))
+    tables.add_row(_rates(before, after), _times(before, after))
+    return Group(*_heads(after), _gauges(after.stats), tables)
+
+
+def _heads(look: Look) -> Iterator[RenderableType]:
+    health, build = look.health, look.stats.get("build", {})
+    state = Text(f"{health['state']}", style="green" if health["state"] == "ready" else "bold red")
+    yield Text.assemble(
+        "latentd ", build.get("version", ""), "  ", state, f"  pid {health['pid']}  ",
+        build.get("model", ""), " on ", build.get("device", ""),
+    )  # fmt: skip
+    fallbacks = look.count("graph_fallbacks")
+    if fallbacks:
+        yield Text(f"{fallbacks:.0f} launches ran without their graph", style="bold red")
+
+
+def _gauges(stats: dict[str, Any]) -> Table:
+    table, server = Table.grid(padding=(0, 2)), stats.get("server", {})
+    cached = f"  {stats.get('kv_pages_cached', 0)} cached"
+    for name, used, total, more in (
+        ("slots", "slots_used", "slots_total", f"  {server.get('sessions', 0)} sessions"),
+        ("pages", "kv_pages_used", "kv_pages_total", cached),
+    ):
+        bar = ProgressBar(total=max(1, stats[total]), completed=stats[used], width=BAR)
+        table.add_row(name, bar, f"{stats[used]} of {stats[total]}{more}")
+    table.add_row("queued", "", (
+        f"{stats.get('steps_queued', 0)} steps  {stats.get('prompts_queued', 0)} prompts  "
+        f"{server.get('waiting', 0)} waiting for room  {stats.get('streams', 0)} streams"
+    ))  # fmt: skip
+    return table
+
+
+def _rates(before: Look, after: Look) -> Table:
+    table = Table("", box=box.SIMPLE_HEAD)
+    table.add_column("a second", justify="right")
+    seconds = _seconds(before, after)
+    for name, text in RATES.items():
+        table.add_row(text, f"{(after.count(name) - before.count(name)) / seconds:,.1f}")
+    hits, queries = (after.count(n) - before.count(n) for n in ("prefix_hits", "prefix_queries"))
+    table.add_row("prefix hits", f"{hits / queries:.0%}" if queries else "-")
+    return table
+
+
+def _seconds(before: Look, after: Look) -> float:
+    return max(after.at_s - before.at_s, 1e-9)
+
+
+def _times(before: Look, after: Look) -> Table:
+    table = Table("", box=box.SIMPLE_HEAD)
+    for text in ("a second", "p50", "p99"):
+        table.add_column(text, justify="right")
+    seconds = _seconds(before, after)
+    for name, found in _found(before, after):
+        if found.total:
+            times = (_time(found.p50_s), _time(found.p99_s))
+            table.add_row(name, f"{found.total / seconds:,.1f}", *times)
+    return table
+
+
+def _found(before: Look, after: Look) -> Iterable[tuple[str, Quantiles]]:
+    new, old = (look.stats.get("histograms", {}) for look in (after, before))
+    bounds_s = new.get("bounds_s", [])
+    for bucket, found in new.get("step", {}).items():
+        earlier = old.get("step", {}).get(bucket)
+        yield f"step, bucket {bucket}", quantiles(bounds_s, found, earlier)
+    for name, text in WAITS.items():
+        if name in new:
+            yield text, quantiles(bounds_s, new[name], old.get(name))
+
+
+def _time(seconds: float) -> str:
+    """A time in a unit that fits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:,.2f} {unit}"
+    return f"{seconds * 1e6:,.0f} us"
