@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from latentd.commands.parsing import (
@@ -17,6 +15,7 @@ from latentd.commands.parsing import (
     require_daemon,
 )
 from latentd.config import GROUPS, RELOADABLE, SETTINGS
+from latentd.logs import start_logging
 from latentd.notify import Notifier
 from latentd.snapshot_files import check_target
 
@@ -66,21 +65,3 @@ def reread(args: argparse.Namespace, config: Config) -> Config:
     logging.getLogger().setLevel(fresh.log_level.upper())
     log.info("reloaded: %s", ", ".join(f"{name} {getattr(fresh, name)}" for name in RELOADABLE))
     return fresh
-
-
-def start_logging(level: str) -> None:
-    """Log to stderr; under systemd with the level as a prefix instead of the time."""
-    under_systemd = "JOURNAL_STREAM" in os.environ
-    style = "%(message)s" if under_systemd else "%(asctime)s %(levelname)s %(message)s"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JournalFormatter(style) if under_systemd else logging.Formatter(style))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-class _JournalFormatter(logging.Formatter):
-    """Puts the syslog level before the text, as sd-daemon(3) describes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format with a prefix such as <6>."""
-        level = 3 if record.levelno >= 40 else 4 if record.levelno >= 30 else 6
-        return f"<{level}>{super().format(record)}"
