@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import AttendRequest, Bits
-    from latentd.engine_stats import TracedStep
+    from latentd.engine_stats import Timed
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
@@ -239,7 +239,7 @@ class Engine:
         self.counters.reset()
         self.backend.graph_replays = self.backend.graph_fallbacks = 0
 
-    def trace(self) -> list[TracedStep]:
+    def trace(self) -> list[Timed]:
         """See EngineProtocol."""
         self.counters.fold()
-        return self.counters.trace()
+        return list(self.counters.trace)

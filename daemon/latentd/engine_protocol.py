@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import AttendRequest, Bits
-    from latentd.engine_stats import TracedStep
+    from latentd.engine_stats import Timed
     from latentd.engine_transfer import Transfers
     from latentd.extras import Extras
     from latentd.operations import (
@@ -146,5 +146,5 @@ class EngineProtocol(Protocol):
         """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,
         steps_by_bucket, tokens, prompt_tokens, rows, ... plain numbers, lists and dicts."""
 
-    def trace(self) -> list[TracedStep]:
+    def trace(self) -> list[Timed]:
         """The last launches that have ended, the oldest first."""

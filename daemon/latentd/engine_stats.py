@@ -14,17 +14,16 @@ from latentd.histogram import BOUNDS_S, Histogram
 from latentd_client.fields import MAX_TRACED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import TypeAlias
 
     from latentd.plans import StepPlan
 
-    Timed: TypeAlias = tuple[int, bool, float, float, float, float, int, int]
-    """Rows of a launch, whether it was queued behind another one; in seconds of one clock since
-    when its first row was queued (0: unknown), when staging began, when it was launched, when its
-    end was seen; start and end in ns by the device's clock."""
-    TracedStep: TypeAlias = tuple[str, int, int, bool, float, float, float, float, int, int]
-    """Kind ("step", "chunk" or "attend"), bucket (0: none), and as `Timed`."""
+    Timed: TypeAlias = tuple[str, int, int, bool, float, float, float, float, int, int]
+    """A launch: its kind ("step", "chunk" or "attend"), its bucket (a chunk's rows), its rows,
+    whether it was queued behind another one; in seconds of one clock since when its first row was
+    queued (0: unknown), when staging began, when it was launched, when its end was seen; start and
+    end in ns by the device's clock."""
 
 RING_STEPS = 1024
 """Steps a bucket's percentiles look back on."""
@@ -60,17 +59,17 @@ class StepTimes(Histogram):
         """Note one step."""
         self.timed.append(timed)
         self.count += 1
-        step_s = timed[5] - timed[3]
+        step_s = timed[7] - timed[5]
         self.counts[bisect_left(BOUNDS_S, step_s)] += 1  # as `add`, which costs a call more
         self.sum_s += step_s
 
     def device_us(self) -> dict[str, float]:
         """p50 and p99 of the device time, in microseconds."""
-        return _percentiles([(end_ns - start_ns) / 1e3 for *_, start_ns, end_ns in self.timed])
+        return _percentiles([timed[9] - timed[8] for timed in self.timed], 1e-3)
 
     def step_us(self) -> dict[str, float]:
         """p50 and p99 of the step time, in microseconds."""
-        return _percentiles([(timed[5] - timed[3]) * 1e6 for timed in self.timed])
+        return _percentiles([timed[7] - timed[5] for timed in self.timed], 1e6)
 
 
 class EngineStats:
@@ -89,6 +88,8 @@ class EngineStats:
         self.done: list[tuple[Launch, int, int, float]] = []
         """Launches that `fold` has not counted: start and end in ns by the device's clock, and when
         the host saw the end."""
+        self.trace: deque[Timed] = deque(maxlen=MAX_TRACED)
+        """The last launches that were counted, in the order of their end."""
         self.step_queue, self.open_queue = Histogram(), Histogram()
         self.inter_token = Histogram()
         self._last_token_s = 0.0
@@ -101,6 +102,11 @@ class EngineStats:
         self.drafted = self.accepted = 0  # tokens of drafts
         self.failed: Counter[str] = Counter()
 
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled: one a row of a step and one a prompt."""
+        return self.rows + self.first_tokens
+
     def note_prompt(self, cached_tokens: int) -> None:
         """Count a prompt whose beginning was looked for in the prefix cache."""
         self.prefix_queries += 1
@@ -112,7 +118,12 @@ class EngineStats:
         for launch, start_ns, end_ns, end_s in self.done:
             plan, start_s, is_behind = launch.plan, launch.start_s, launch.is_behind
             queued_s, rows = plan.queued_s, plan.rows
-            timed = rows, is_behind, queued_s, start_s, launch.launched_s, end_s, start_ns, end_ns
+            kind = "attend" if plan.attends else "chunk" if plan.is_chunk else "step"
+            timed = (
+                kind, launch.bucket, rows, is_behind, queued_s, start_s, launch.launched_s, end_s,
+                start_ns, end_ns,
+            )  # fmt: skip
+            self.trace.append(timed)
             if plan.attends:
                 self.attend_times.note(timed)
                 self.attend_rows += rows
@@ -133,18 +144,11 @@ class EngineStats:
                 self._last_token_s = end_s
         self.done.clear()
 
-    def trace(self) -> list[TracedStep]:
-        """The last MAX_TRACED launches that were counted, in the order of their end."""
-        times = {("chunk", 0): self.chunk_times, ("attend", 0): self.attend_times}
-        times |= {("step", bucket): found for bucket, found in self.times.items()}
-        traced = [(*key, *timed) for key, found in times.items() for timed in found.timed]
-        return sorted(traced, key=lambda step: step[7])[-MAX_TRACED:]
-
-    def _idle_us(self) -> list[float]:
+    def _idle_ns(self) -> list[int]:
         """What the device did nothing in front of launches that were queued behind another, among
         those of the trace."""
-        pairs = pairwise(self.trace())
-        return [(step[-2] - before[-1]) / 1e3 for before, step in pairs if step[3]]
+        pairs = pairwise(self.trace)
+        return [step[8] - before[9] for before, step in pairs if step[3]]
 
     def histograms(self) -> dict[str, object]:
         """Figures of all histograms, by what they time; `step` by bucket, of those that ran."""
@@ -170,7 +174,7 @@ class EngineStats:
             "attends": self.attend_times.count,
             "attend_rows": self.attend_rows,
             "rows": self.rows,
-            "tokens": self.rows + self.first_tokens,
+            "tokens": self.tokens,
             "prompt_tokens": self.prompt_tokens,
             "opens": self.opens,
             "forks": self.forks,
@@ -185,14 +189,15 @@ class EngineStats:
             "chunk_us": self.chunk_times.step_us(),
             "attend_us": self.attend_times.step_us(),
             "attend_device_us": self.attend_times.device_us(),
-            "idle_us": _percentiles(self._idle_us()),
+            "idle_us": _percentiles(self._idle_ns(), 1e-3),
             "histograms": self.histograms(),
         }
 
 
-def _percentiles(values: list[float]) -> dict[str, float]:
+def _percentiles(values: Sequence[float], scale: float) -> dict[str, float]:
+    """p50 and p99, in another unit."""
     if not values:
         return {}
     ranked = np.sort(np.array(values, np.float32))  # a tenth of the time of np.percentile
     p50, p99 = ranked[len(ranked) // 2], ranked[len(ranked) * 99 // 100]
-    return {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}
+    return {"p50": round(float(p50) * scale, 1), "p99": round(float(p99) * scale, 1)}

@@ -30,7 +30,7 @@ class Traced(NamedTuple):
     @property
     def name(self) -> str:
         """What launches of the same shape share."""
-        return f"{self.kind} {self.bucket}" if self.bucket else self.kind
+        return self.kind if self.kind == "chunk" else f"{self.kind} {self.bucket}"
 
 
 def read(steps: Sequence[Sequence[Any]]) -> list[Traced]:
@@ -49,8 +49,8 @@ def read(steps: Sequence[Sequence[Any]]) -> list[Traced]:
 def summary(traced: Sequence[Traced]) -> Iterator[str]:
     """A line for each shape of launches: medians of its stages, in microseconds."""
     yield f"{'launches of':<14}{'':>8}" + "".join(f"{stage:>10}" for stage in STAGES) + "  us, p50"
-    shapes = sorted({(step.kind, step.bucket, step.name) for step in traced})
-    for *_, name in shapes:
+    shapes = {step.name: (step.kind, step.bucket) for step in traced}
+    for name in sorted(shapes, key=shapes.__getitem__):
         times = np.array([step.times_us for step in traced if step.name == name])
         medians = np.median(np.diff(times, axis=1), axis=0)
         yield f"{name:<14}{len(times):>8}" + "".join(f"{median:>10.1f}" for median in medians)

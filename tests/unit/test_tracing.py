@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS = [  # the device's clock is 5 s behind; the second launch is queued behind the first
-    ["chunk", 0, 3, False, 10.0, 10.1, 10.2, 10.5, 5_200_000_000, 5_400_000_000],
+    ["chunk", 3, 3, False, 10.0, 10.1, 10.2, 10.5, 5_200_000_000, 5_400_000_000],
     ["step", 8, 5, True, 0.0, 10.3, 10.35, 10.6, 5_400_000_000, 5_600_000_000],
 ]
 
@@ -60,7 +60,7 @@ def test_a_daemon_remembers_its_last_launches_and_gives_as_many_as_are_asked_for
         slot = client.open([1, 2, 3])
         slot.step()
         chunk, step = control.trace()
-        assert (chunk[:4], step[:4]) == (["chunk", 0, 3, False], ["step", 1, 1, False])
+        assert (chunk[:4], step[:4]) == (["chunk", 3, 3, False], ["step", 1, 1, False])
         assert list(step[4:8]) == sorted(step[4:8])
         list(slot.stream(max_steps=1100))
         assert len(control.trace()) == MAX_TRACED
