@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         server = listen(host, port, Source(args).ask)
     except OSError as error:
         raise ConfigError(f"--listen {host}:{port}: {error.strerror}") from None
-    print(f"serving metrics at http://{host}:{server.server_port}/metrics", flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving metrics at http://{shown}:{server.server_port}/metrics", flush=True)
     signal.sigwait(ENDS)
     server.shutdown()
     return 0
