@@ -80,7 +80,7 @@ def _open_done(work: Work, run: OpenRun, event: OpenDone) -> None:
         return
     session.add_slot(request.slot_id, request.epoch, run.key)
     if event.token is not None:
-        work.first_token.add(time.monotonic() - run.asked_s)
+        work.first_token.add(time.monotonic_ns() - run.asked_ns)
     results: Header = {
         "status": "ok",
         "slot": request.slot_id,

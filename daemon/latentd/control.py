@@ -38,19 +38,18 @@ log = logging.getLogger(__name__)
 
 
 class ControlThread:
-    """Answers on the control socket. `state` is set by the server; `stats` and `trace` are made on
-    the engine thread, `post_cancel` and `drain` act there too."""
+    """Answers on the control socket. `state` is set by the server; `figures` come from the engine
+    thread, `post_cancel` and `drain` act there."""
 
     def __init__(
-        self, router: Router, sessions: Sessions, stats: Figures, trace: Figures,
+        self, router: Router, sessions: Sessions, figures: Figures,
         post_cancel: Callable[[str, int], None], drain: Callable[[float | None, Path | None], None],
     ) -> None:  # fmt: skip
         self.state = "ready"
         self._router = router
         self._sessions = sessions
         self._outbox = Outbox(router)
-        self._stats = stats
-        self._trace = trace
+        self._figures = figures
         self._post_cancel = post_cancel
         self._drain = drain
         self._started = time.monotonic()
@@ -119,10 +118,9 @@ class ControlThread:
             return {"state": self.state, "boot_id": sessions.boot_id, "pid": os.getpid(),
                     "uptime_s": uptime_s, "sessions": len(sessions)}  # fmt: skip
         if op == "stats":
-            return {"stats": self._stats.get()}
+            return {"stats": self._figures.stats()}
         if op == "trace":
-            found = self._trace.get()
-            return {**found, "steps": found.get("steps", [])[-header.get("last", MAX_TRACED) :]}
+            return self._figures.trace(header.get("last", MAX_TRACED))
         if op == "drain":
             check_owner(self._router.user(peer))
             self._drain(header.get("drain_s"), read_target(header.get("save")))

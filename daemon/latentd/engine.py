@@ -7,7 +7,7 @@ The life of an operation: admit (refused, or queued as a task) -> plan -> launch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latentd.engine_admission import Admission
 from latentd.engine_attend import Attends
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import AttendRequest, Bits
-    from latentd.engine_stats import Timed
+    from latentd.engine_figures import EngineFigures
     from latentd.extras import Extras
     from latentd.operations import (
         Event,
@@ -214,10 +214,10 @@ class Engine:
         """See EngineProtocol."""
         self.backend.on_long_wait = call
 
-    def stats(self) -> dict[str, object]:
-        """Counters and gauges; times in microseconds over the last 1024 steps of each bucket."""
+    def figures(self) -> EngineFigures:
+        """See EngineProtocol."""
         pool = self.slots.pool
-        return {
+        gauges: dict[str, object] = {
             "kv_pages_total": pool.num_pages,
             "kv_pages_used": pool.num_used,
             "kv_pages_cached": pool.num_idle,
@@ -231,15 +231,14 @@ class Engine:
             "steps_queued": len(self.scheduler.steps),
             "graph_replays": self.backend.graph_replays,
             "graph_fallbacks": self.backend.graph_fallbacks,
-            **self.counters.snapshot(),
         }
+        return self.counters.snapshot(gauges)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges; times in microseconds over the last 1024 steps of each bucket."""
+        return self.figures().stats()
 
     def reset_stats(self) -> None:
         """Count from zero again."""
         self.counters.reset()
         self.backend.graph_replays = self.backend.graph_fallbacks = 0
-
-    def trace(self) -> list[Timed]:
-        """See EngineProtocol."""
-        self.counters.fold()
-        return list(self.counters.trace)

@@ -121,7 +121,7 @@ class Admission:
             self.slots.limit(slot, extras.limits)
         steps = self.scheduler.steps
         if not steps:
-            self.scheduler.steps_since = time.perf_counter()
+            self.scheduler.steps_since_ns = time.perf_counter_ns()
         steps.append(request)
 
     def stream(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from latentd.attending import AttendTask
 from latentd.engine_commits import Commits
-from latentd.engine_stats import Launch
+from latentd.engine_figures import ATTEND, CHUNK, STEP
+from latentd.engine_stats import LONG
 from latentd.operations import Failed, StepRequest, StreamTokens
-from latentd.plans import OpenTask, StepPlan, StreamTask
+from latentd.plans import FED_TOKEN, OpenTask, StepPlan, StreamTask
 from latentd.verifying import VerifyTask
 from latentd_client.errors import RequestRejected
 
@@ -48,28 +49,34 @@ class Launches:
         self.buckets = buckets
         self.counters = counters
         self.commits = Commits(slots, scheduler, counters)
-        self.in_flight: deque[Launch] = deque()
+        self.in_flight: deque[StepPlan] = deque()
 
     def launch(self) -> None:
         """Launch queued rows, up to MAX_IN_FLIGHT plans, and nothing behind one whose logits are
         still to be read."""
         launches, queued = self.in_flight, self.scheduler
         while queued.has_queued:  # mostly not after a step
-            last = launches[-1].plan if launches else None
+            last = launches[-1] if launches else None
             if last is not None and (len(launches) >= MAX_IN_FLIGHT or last.logit_rows):
                 return
             plan = self._next_plan(last)
             if plan is None:
                 return
-            start_s = time.perf_counter()
-            bucket = plan.rows
+            staged_ns = time.perf_counter_ns()
+            bucket = rows = plan.rows
             if not plan.is_chunk:
-                bucket = self.buckets[bisect_left(self.buckets, bucket)]
+                bucket = self.buckets[bisect_left(self.buckets, rows)]
             self.backend.launch(plan, bucket)
-            launched_s = time.perf_counter()
+            launched_ns = time.perf_counter_ns()
             self.slots.pool.note_launch()
-            launches.append(Launch(plan, bucket, start_s, launched_s, last is not None))
-            self.counters.fold()
+            launches.append(plan)
+            kind = CHUNK if plan.is_chunk else ATTEND if plan.attends else STEP
+            fed = -1 if last is None else 0
+            if last is not None and queued.streams and kind == STEP:
+                fed = plan.token_ids.count(FED_TOKEN)  # type: ignore[union-attr]
+            self.counters.launched += (
+                kind, rows, fed, plan.queued_ns, staged_ns, launched_ns,
+            )  # fmt: skip
             if self.slots.full:
                 self.slots.note_full()
 
@@ -111,6 +118,8 @@ class Launches:
 
     def finish(self) -> None:
         """Wait for the oldest launch and commit its rows; so with what has completed meanwhile."""
+        if len(self.counters.ended) >= LONG:
+            self.counters.fold()  # here, where nothing is to be done but to wait for the device
         self._finish()
         while self.in_flight and self.backend.is_done():
             self._finish()
@@ -123,11 +132,9 @@ class Launches:
 
     def _finish(self) -> None:
         outputs = self.backend.wait()
-        launch = self.in_flight.popleft()
+        plan = self.in_flight.popleft()
         self.slots.pool.note_done()
-        plan = launch.plan
-        end_s = time.perf_counter()
-        self.counters.done.append((launch, outputs.start_ns, outputs.end_ns, end_s))
+        self.counters.ended += (time.perf_counter_ns(), outputs.start_ns, outputs.end_ns)
         if plan.attends:
             self.commits.attends(plan, outputs)
         elif plan.is_chunk:

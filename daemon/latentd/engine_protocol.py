@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.attending import AttendRequest, Bits
-    from latentd.engine_stats import Timed
+    from latentd.engine_figures import EngineFigures
     from latentd.engine_transfer import Transfers
     from latentd.extras import Extras
     from latentd.operations import (
@@ -142,9 +142,5 @@ class EngineProtocol(Protocol):
     def on_long_wait(self, call: Callable[[], None]) -> None:
         """Have something called again and again while a wait for the device lasts."""
 
-    def stats(self) -> dict[str, object]:
-        """Counters and gauges: kv_pages_total, kv_pages_used, slots_total, slots_used, steps,
-        steps_by_bucket, tokens, prompt_tokens, rows, ... plain numbers, lists and dicts."""
-
-    def trace(self) -> list[Timed]:
-        """The last launches that have ended, the oldest first."""
+    def figures(self) -> EngineFigures:
+        """Counters, gauges, times and the last launches, as they are now."""

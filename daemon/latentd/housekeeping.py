@@ -1,22 +1,18 @@
-"""What the loop does beside requests: deadlines, leases, parked replies, the end, figures."""
+"""What the loop does beside requests: deadlines, leases, parked replies, the end."""
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latentd.completions import complete
 from latentd.runs import OpenRun, StreamRun
 from latentd.runs_waiting import break_stall, let_in, turn_all_away, turn_away
-from latentd_client import __version__
 from latentd_client.errors import RequestRejected
-from latentd_kernels import ARITHMETIC_VERSION
 
 if TYPE_CHECKING:
-    from latentd.operations import ModelInfo
     from latentd.work import Work
-    from latentd_client.protocol import Header
 
 log = logging.getLogger(__name__)
 
@@ -100,42 +96,3 @@ def refuse_all(work: Work, refusal: RequestRejected) -> None:
         work.waiting.leave(run)
         work.refuse(run, refusal)
     work.runs.clear()
-
-
-def stats(work: Work) -> Header:
-    """The engine's figures, and under `server` those of the serving side."""
-    server = {
-        "sessions": len(work.sessions),
-        "runs": len(work.runs),
-        "parked_streams": len(work.undelivered),
-        "waiting": work.waiting.count,
-        "admitted_late": work.waiting.admitted,
-        "lost_streams": sum(
-            isinstance(run, StreamRun) and run.is_lost for run in work.runs.values()
-        ),
-        **work.outbox.counters,
-    }
-    figures = {str(key): _plain(value) for key, value in work.engine.stats().items()}
-    figures["histograms"]["first_token"] = work.first_token.figures()
-    build = build_info(work.engine.info)
-    return {**figures, "refused": dict(work.outbox.refused), "server": server, "build": build}
-
-
-def build_info(info: ModelInfo) -> Header:
-    """What runs here, in words."""
-    return {
-        "version": __version__,
-        "arithmetic": str(ARITHMETIC_VERSION),
-        "model": info.name,
-        "fingerprint": info.fingerprint,
-        "numerics": info.numerics,
-        "dtype": info.dtype,
-        "device": info.device,
-    }
-
-
-def _plain(value: object) -> Any:
-    """Maps with text keys, as the wire wants them."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from latentd.attending import AttendTask
 from latentd.changes import NO_CHANGES, Changes
@@ -74,8 +74,11 @@ class OpenTask:
     turn: int
     ahead: int = 0
     prompt_scores: PromptScores | None = None
-    queued_s: float = field(default_factory=time.perf_counter)  # 0 once its first chunk is planned
+    queued_ns: int = field(default_factory=time.perf_counter_ns)  # 0 once a chunk of it is planned
 
+
+FED_TOKEN: Final = -1
+"""The token id of a row that goes on with the one that its slot samples in the launch before."""
 
 Task = StepRequest | StreamTask | OpenTask | VerifyTask | AttendTask
 
@@ -83,11 +86,10 @@ Task = StepRequest | StreamTask | OpenTask | VerifyTask | AttendTask
 @dataclass(slots=True)
 class StepPlan:
     """Rows of one launch. The columns have `rows` entries each; decode rows have a task and
-    sampling each, the rows of a prompt chunk share one. A token id of -1 is the one that the row's
-    slot samples in the launch before. `logit_rows` are output rows; `scores` are of rows whose
-    token is sampled, `prompt_scores` of rows of a chunk. `changes` come before. With `attends` the
-    rows are those of attention that clients have sent: a token id is the layer, and nothing is
-    sampled."""
+    sampling each, the rows of a prompt chunk share one. `logit_rows` are output rows; `scores` are
+    of rows whose token is sampled, `prompt_scores` of rows of a chunk. `changes` come before. With
+    `attends` the rows are those of attention that clients have sent: a token id is the layer, and
+    nothing is sampled."""
 
     rows: int
     tasks: Sequence[Task]
@@ -103,7 +105,7 @@ class StepPlan:
     scores: ScorePlan | None = None
     prompt_scores: ScorePlan | None = None
     attends: list[AttendTask] = field(default_factory=list)  # then it has no other rows
-    queued_s: float = 0.0  # since when the first of its steps has waited, or the prompt it begins
+    queued_ns: int = 0  # since when the first of its steps has waited, or the prompt it begins
 
 
 @dataclass(slots=True)

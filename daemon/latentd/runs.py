@@ -82,7 +82,7 @@ class VerifyRun:
 @dataclass(eq=False, slots=True)
 class OpenRun:
     """A prompt in flight. `start` admits it, and sets `request`. `expires_at` is its deadline:
-    between chunks it can still be dropped. `asked_s`: when it came."""
+    between chunks it can still be dropped. `asked_ns`: when it came."""
 
     session: Session
     request_id: int
@@ -91,7 +91,7 @@ class OpenRun:
     expires_at: float
     waiters: list[Waiter]
     request: Request | None = None
-    asked_s: float = field(default_factory=time.monotonic)
+    asked_ns: int = field(default_factory=time.monotonic_ns)
 
     def is_in(self, session: Session) -> bool:
         """Whether it is of this session."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from latentd.attending import AttendTask
 from latentd.operations import StepRequest
-from latentd.plans import OpenTask, StepPlan, StreamTask
+from latentd.plans import FED_TOKEN, OpenTask, StepPlan, StreamTask
 from latentd.room import Room
 from latentd.scoring import scores_of_last, scores_of_prompt, scores_of_rows
 from latentd.verifying import VerifyQueue, VerifyTask
@@ -44,7 +44,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.prefill_rows = prefill_rows
         self.steps: list[StepRequest] = []
-        self.steps_since = 0.0  # when the first of them was queued
+        self.steps_since_ns = 0  # when the first of them was queued
         self.streams: dict[StreamTask, None] = {}  # in the order of admission
         self.opens: deque[OpenTask] = deque()  # those whose last chunk is not launched
         self.verifies = verifies
@@ -112,7 +112,7 @@ class Scheduler:
             False, True, self.slots.changes.take(), scores_of_rows(tops) if any(tops) else None,
         )  # fmt: skip
         if steps:
-            plan.queued_s = self.steps_since
+            plan.queued_ns = self.steps_since_ns
         return plan
 
     def _add_streams(
@@ -129,7 +129,7 @@ class Scheduler:
                 if not (ahead or self.slots.pool.num_waiting):
                     self.starved.append(stream)
                 continue
-            token = -1 if ahead else stream.token
+            token = FED_TOKEN if ahead else stream.token
             rows.append(self.row(slot, pos, token, stream.sampling, stream.request.extras))
             tasks.append(stream)
             stream.ahead = ahead + 1
@@ -175,7 +175,7 @@ class Scheduler:
         if is_last:
             self.opens.popleft()
         task.ahead += end - first
-        queued_s, task.queued_s = task.queued_s, 0.0
+        queued_ns, task.queued_ns = task.queued_ns, 0
         self._chunks += 1
         pos = np.arange(first, end, dtype=np.int64)
         pages = self.slots.table[slot.slot_id, pos // PAGE_SIZE].astype(np.int64)
@@ -193,7 +193,7 @@ class Scheduler:
             changes=self.slots.changes.take(),
             scores=scores_of_last(task, end - first) if is_last else None,
             prompt_scores=scores_of_prompt(task, first, end),
-            queued_s=queued_s,
+            queued_ns=queued_ns,
         )
 
     def attend_plan(self) -> StepPlan:

@@ -18,7 +18,7 @@ import zmq
 from latentd import housekeeping, requests
 from latentd.completions import complete
 from latentd.control import ControlThread
-from latentd.figures import Figures
+from latentd.figures import Figures, take_down
 from latentd.gather import Gather
 from latentd.listener import Listener
 from latentd.operations import DeviceFault
@@ -76,8 +76,6 @@ class Server:
         """Where whoever asked for the drain wants to have the slots saved."""
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
-        self._stats = Figures(lambda: self._post(self._publish_stats))
-        self._trace = Figures(lambda: self._post(self._publish_trace))
         self._stop_at: float | None = None
         self._tick_at = 0.0
         self._leases_at = 0.0
@@ -106,10 +104,14 @@ class Server:
         sessions = self.sessions
         self._outbox = Outbox(listener.router)
         self._work = Work(self._engine, options, sessions, self._outbox, self.control_endpoint)
+        figures = Figures(lambda: self._post(publish), take_down(self._work))
+
+        def publish() -> None:
+            figures.publish(take_down(self._work))
+
         self._control = ControlThread(
-            listener.control_router, sessions, self._stats, self._trace, self._post_cancel,
-            self._drain,
-        )  # fmt: skip
+            listener.control_router, sessions, figures, self._post_cancel, self._drain
+        )
         self._control.start()
 
     def stop(self, drain_s: float) -> None:
@@ -263,12 +265,6 @@ class Server:
         self._posts.append(action)
         if self._listener is not None:
             self._listener.wake()
-
-    def _publish_stats(self) -> None:
-        self._stats.publish(housekeeping.stats(self._work))
-
-    def _publish_trace(self) -> None:
-        self._trace.publish({"steps": self._engine.trace()})
 
     def _say_last_words(self, listener: Listener) -> None:
         """Tell those who still ask why they are refused: a client in the middle of its steps asks

@@ -72,7 +72,7 @@ def measure(engine: Engine, rows: int, steps: int) -> None:
         times.append((time.perf_counter() - start_s) * 1e6)
     close(engine, slots)
     p50, p99 = np.percentile(times, (50, 99))
-    ((_, device),) = engine.stats()["device_us"].items()  # type: ignore[attr-defined]
+    ((_, device),) = engine.stats()["device_us"].items()
     own = p50 - device["p50"]
     print(f"{rows:4} {device['p50']:11.1f} {p50:19.1f} {p99:6.1f} {own:17.1f}")
 
@@ -92,7 +92,7 @@ def measure_stream(engine: Engine, steps: int) -> None:
         last_s = now_s
     close(engine, [slot])
     p50, p99 = np.percentile(times, (50, 99))
-    device = engine.stats()["device_us"]["1"]["p50"]  # type: ignore[index]
+    device = engine.stats()["device_us"]["1"]["p50"]
     print(f"stream: device p50 {device:.1f}, token to token p50 {p50:.1f}, p99 {p99:.1f} us")
 
 

@@ -8,14 +8,31 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from fakes import FakeEngine
 from gates import wait_until
+from latentd.engine_figures import (
+    ATTEND,
+    CHUNK,
+    FED,
+    KIND,
+    NUM_BEGUN,
+    QUEUED,
+    ROWS,
+    SEEN,
+    STAGED,
+    STEP,
+)
+from latentd.engine_stats import EngineStats
 from latentd.histogram import BOUNDS_S, Histogram
 from latentd_client import Client, Control, RequestRejected
+from latentd_client.fields import MAX_TRACED
 from processes import latentd
 from serving import Peer, seat, serving
 
@@ -61,13 +78,67 @@ def samples_of(running: Running) -> dict[str, float]:
 
 
 def test_a_time_is_counted_in_the_first_bucket_that_it_does_not_exceed() -> None:
-    histogram = Histogram()
-    for time_s in (1e-6, 50e-6, 51e-6, 10.0, 10.5):
-        histogram.add(time_s)
-    assert histogram.counts[:2] == [2, 1]
-    assert histogram.counts[-2:] == [1, 1]
-    assert len(histogram.counts) == len(BOUNDS_S) + 1
-    assert histogram.sum_s == pytest.approx(20.500102)
+    times_ns = [1_000, 50_000, 50_001, 10_000_000_000, 10_000_000_001]
+    one_by_one, at_once, weighted = Histogram(), Histogram(), Histogram()
+    for time_ns in times_ns:
+        one_by_one.add(time_ns)
+    at_once.add_all(np.array(times_ns))
+    weighted.add_all(np.array(times_ns[:2]), np.array([3, 0]))
+    counts = one_by_one.counts.tolist()
+    assert (counts[:2], counts[-2:]) == ([2, 1], [1, 1])
+    assert len(counts) == len(BOUNDS_S) + 1
+    assert one_by_one.figures() == at_once.figures()
+    assert one_by_one.sum_ns == sum(times_ns)
+    assert (weighted.counts[0], weighted.sum_ns) == (3, 3_000)
+
+
+def launches_of(seed: int, count: int) -> list[tuple[int, ...]]:
+    """Launches of every kind, one behind the other, in the columns of `engine_figures`."""
+    random, now = Random(seed), 1_000
+    found: list[tuple[int, ...]] = []
+    for _ in range(count):
+        kind = random.choice((STEP, STEP, CHUNK, ATTEND))
+        queued, staged = random.choice((0, now)), now + random.randrange(500_000)
+        now = staged + random.randrange(1, 3_000_000)
+        fed = random.choice((-1, 0, 2)) if kind == STEP else random.choice((-1, 0))
+        rows = random.randrange(2, 5)
+        found.append((kind, rows, fed, queued, staged, staged + 1, now, now - 7, now - 3))
+    return found
+
+
+def test_what_launches_leave_counts_the_same_one_by_one_and_many_at_once() -> None:
+    launches, told = launches_of(1, 3000), []
+    for fold_at in (1, 7, 3000):
+        stats = EngineStats((1, 2, 4))
+        stats.launched += launches[0][:NUM_BEGUN]
+        for number, (launch, behind) in enumerate(pairwise(launches), 1):
+            stats.launched += behind[:NUM_BEGUN]  # one is always in flight
+            stats.ended += launch[NUM_BEGUN:]
+            if not number % fold_at:
+                stats.fold()
+        figures = stats.snapshot({})
+        told.append((figures.stats(), figures.trace(MAX_TRACED)))
+    assert told[0] == told[1] == told[2]
+
+
+def test_histograms_and_counters_are_those_of_the_launches() -> None:
+    stats, launches = EngineStats((1, 2, 4)), launches_of(2, 500)
+    for launch in launches:
+        stats.launched += launch[:NUM_BEGUN]
+        stats.ended += launch[NUM_BEGUN:]
+    found = stats.snapshot({}).stats()
+    steps = [launch for launch in launches if launch[KIND] == STEP]
+    waits = [s[STAGED] - s[QUEUED] for s in steps if s[QUEUED]]
+    gaps = [(b[SEEN] - a[SEEN]) * b[FED] for a, b in pairwise(steps) if b[FED] > 0]
+    small = [step for step in steps if step[ROWS] == 2]
+    assert found["steps_by_bucket"] == {"2": len(small), "4": len(steps) - len(small)}
+    assert found["rows"] == sum(step[ROWS] for step in steps)
+    histograms = found["histograms"]
+    assert sum(histograms["step"]["2"]["counts"]) == len(small)
+    assert histograms["step"]["2"]["sum_s"] == sum(s[SEEN] - s[STAGED] for s in small) / 1e9
+    assert histograms["step_queue"]["sum_s"] == sum(waits) / 1e9
+    assert histograms["inter_token"]["sum_s"] == sum(gaps) / 1e9
+    assert found["device_us"]["2"] == {"p50": 0.0, "p99": 0.0}  # 4 ns each
 
 
 def test_a_scrape_tells_slots_pages_tokens_and_steps(endpoint: str) -> None:

@@ -69,7 +69,7 @@ def test_the_next_step_is_launched_before_the_last_is_read() -> None:
     engine = FakeEngine()
     stream_of(engine, [1, 2])
     engine.launch()
-    assert [launch.plan.token_ids for launch in engine.launches.in_flight] == [
+    assert [plan.token_ids for plan in engine.launches.in_flight] == [
         (engine.expected_token([1, 2]),),
         (-1,),  # what the device samples in the first
     ]
@@ -179,5 +179,5 @@ def test_chunks_are_launched_ahead_too() -> None:
     engine = FakeEngine(prefill_chunk=100)
     engine.admit_open([3] * 400, scenarios.GREEDY, False)
     engine.launch()
-    assert [launch.plan.context_len[0] for launch in engine.launches.in_flight] == [1, 101]
+    assert [plan.context_len[0] for plan in engine.launches.in_flight] == [1, 101]
     assert isinstance(scenarios.run_all(engine)[-1], OpenDone)

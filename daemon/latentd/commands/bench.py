@@ -8,7 +8,7 @@ from latentd.commands import bench_attend, bench_kernels
 from latentd.commands.bench_cases import ROWS, add_case_flags, print_json
 from latentd.commands.latency import WARM_UP, Case, Measured, measure
 from latentd.commands.parsing import Parser, add_command
-from latentd.engine_stats import RING_STEPS
+from latentd.engine_figures import RING_STEPS
 from latentd_client import Client, DaemonInfo
 
 if TYPE_CHECKING:

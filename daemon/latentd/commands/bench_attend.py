@@ -12,7 +12,7 @@ from latentd.commands.bench_cases import ROWS, add_case_flags, print_json
 from latentd.commands.connecting import positive_int
 from latentd.commands.latency import WARM_UP
 from latentd.commands.parsing import Parser, add_command
-from latentd.engine_stats import RING_STEPS
+from latentd.engine_figures import RING_STEPS
 from latentd_client import Client
 from latentd_kernels.geometry import ROPE_DIM, ROW_DIM
 

@@ -13,7 +13,7 @@ from latentd.commands.connecting import add_sampling, positive_int, sampling_of
 from latentd.commands.generate import continuation, print_text, stop_tokens
 from latentd.commands.latency import Case, measure
 from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_daemon
-from latentd.engine_stats import RING_STEPS
+from latentd.engine_figures import RING_STEPS
 from latentd_client import Client
 from latentd_client.text import ByteCodec
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from latentd.engine_stats import RING_STEPS
+from latentd.engine_figures import RING_STEPS
 from latentd_client import Client
 
 if TYPE_CHECKING:
