@@ -17,11 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from latentd_client import LatentdError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import RenderableType
 
+    from latentd_client import Control
     from latentd_client.protocol import Header
 
 RATES: Final = {
@@ -36,7 +39,7 @@ BAR: Final = 30
 
 
 class Look:
-    """A daemon's figures at a time of the clock that the caller has read."""
+    """A daemon's figures at a time of the clock `monotonic`."""
 
     def __init__(self, at_s: float, health: Header, stats: dict[str, Any]) -> None:
         self.at_s = at_s
@@ -85,22 +88,37 @@ def _quantile(bounds_s: list[float], counts: list[int], rank: float) -> float:
     return low + (bounds_s[idx] - low) * (1 - (below - rank) / counts[idx])
 
 
-def show_once(look: Callable[[], Look], interval_s: float) -> None:
-    """Print the screen of what comes within the interval."""
-    before = look()
+def look(control: Control) -> Look:
+    """Ask a daemon. Raises LatentdError."""
+    health, stats = control.health(), control.stats()
+    return Look(time.monotonic(), health, stats)
+
+
+def show_once(control: Control, interval_s: float, console: Console | None = None) -> None:
+    """Print the screen of what comes within the interval. Raises LatentdError."""
+    before = look(control)
     time.sleep(interval_s)
-    Console().print(screen(before, look()))
+    (console or Console()).print(screen(before, look(control)))
 
 
-def watch(look: Callable[[], Look], interval_s: float) -> None:
-    """Draw a screen after each interval, until somebody ends it."""
-    before = look()
+def watch(control: Control, interval_s: float) -> None:
+    """Draw a screen after each interval, until somebody ends it; above the last one how long its
+    daemon has not answered, which may come back."""
+    before = look(control)
     with Live(screen(before, before), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval_s)
-            after = look()
+            try:
+                after = look(control)
+            except LatentdError as error:
+                live.update(Group(_silence(before, error), screen(before, before)), refresh=True)
+                continue
             live.update(screen(before if after.is_after(before) else after, after), refresh=True)
             before = after
+
+
+def _silence(last: Look, error: LatentdError) -> Text:
+    return Text(f"no answer for {time.monotonic() - last.at_s:.0f} s: {error}", style="bold red")
 
 
 def screen(before: Look, after: Look) -> RenderableType:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
@@ -37,7 +39,7 @@ from processes import latentd
 from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from serving import Running
 
@@ -70,6 +72,15 @@ def read(url: str) -> dict[str, float]:
         sample.name + "".join(f" {k}={v}" for k, v in sample.labels.items()): sample.value
         for sample in samples
     }
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def samples_of(running: Running) -> dict[str, float]:
@@ -210,20 +221,35 @@ def test_a_daemon_that_does_not_answer_is_down_and_nothing_else_is_told() -> Non
     assert scrape(ask) == {"latentd_up": 0}
 
 
-def test_the_command_serves_a_daemon_that_comes_later_and_ends_at_sigterm(endpoint: str) -> None:
-    arguments = ("metrics", "--listen", "127.0.0.1:0", "--endpoint", endpoint, "--timeout-s", "30")
+@contextmanager
+def serving_metrics(endpoint: str, listen: str) -> Iterator[str]:
+    """The command as a process of its own; its address. It ends at SIGTERM."""
+    arguments = ("metrics", "--listen", listen, "--endpoint", endpoint, "--timeout-s", "30")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "latentd", *arguments]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        url = child.stdout.readline().split()[-1]
+        try:
+            assert child.stdout is not None
+            yield child.stdout.readline().split()[-1]
+        finally:
+            child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+
+
+def test_the_command_serves_a_daemon_that_comes_later_and_comes_again(endpoint: str) -> None:
+    with serving_metrics(endpoint, "127.0.0.1:0") as url:
         assert read(url) == {"latentd_up": 0}
-        for _ in range(2):  # and one that comes again
+        for _ in range(2):
             with serving(endpoint):
                 assert read(url)["latentd_slots"] == 8
         assert read(url) == {"latentd_up": 0}
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no loopback of IPv6")
+def test_the_command_serves_on_ipv6_and_prints_an_address_that_can_be_asked(endpoint: str) -> None:
+    with serving(endpoint), serving_metrics(endpoint, "[::1]:0") as url:
+        assert url.startswith("http://[::1]:")
+        assert read(url)["latentd_up"] == 1
 
 
 @pytest.mark.parametrize("address", ["9464", "localhost:", "a:b", "h:65536", ":80"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from latentd.commands.connecting import add_control, connect_control, positive_float
@@ -27,6 +27,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--once", action="store_true", help="print one screen; so when it goes to no terminal"
     )
     add_control(parser)
+    parser.set_defaults(timeout_s=5.0)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,11 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from latentd import top
 
     with connect_control(args) as control:
-
-        def look() -> top.Look:
-            health, stats = control.health(), control.stats()
-            return top.Look(time.monotonic(), health, stats)
-
-        is_once = args.once or not sys.stdout.isatty()
-        (top.show_once if is_once else top.watch)(look, args.interval_s)
+        if args.once or not sys.stdout.isatty():
+            top.show_once(control, args.interval_s)
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                top.watch(control, args.interval_s)
     return 0
