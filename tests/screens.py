@@ -19,7 +19,7 @@ from latentd import top, tracing
 from latentd_client import Control
 from latentd_client.protocol import control_endpoint
 
-COLUMNS = 96
+COLUMNS = 80
 FONT = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)
 """Where rich would have a browser load its font from: any other of fixed width does."""
 

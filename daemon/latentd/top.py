@@ -35,7 +35,8 @@ WAITS: Final = {
     "step_queue": "queue, step", "open_queue": "queue, prompt", "inter_token": "between tokens",
     "first_token": "first token", "chunk": "prompt chunk",
 }  # fmt: skip
-BAR: Final = 30
+BAR: Final = 24
+"""Columns; all of the screen fits into 80."""
 
 
 class Look:
@@ -123,9 +124,9 @@ def _silence(last: Look, error: LatentdError) -> Text:
 
 def screen(before: Look, after: Look) -> RenderableType:
     """The screen of one moment."""
-    tables = Table.grid(padding=(0, 4))
+    tables = Table.grid(padding=(0, 1))
     tables.add_row(_rates(before, after), _times(before, after))
-    return Group(*_heads(after), _gauges(after.stats), tables)
+    return Group(*_heads(after), _gauges(after.stats), _queues(after.stats), tables)
 
 
 def _heads(look: Look) -> Iterator[RenderableType]:
@@ -149,11 +150,15 @@ def _gauges(stats: dict[str, Any]) -> Table:
     ):
         bar = ProgressBar(total=max(1, stats[total]), completed=stats[used], width=BAR)
         table.add_row(name, bar, f"{stats[used]} of {stats[total]}{more}")
-    table.add_row("queued", "", (
-        f"{stats.get('steps_queued', 0)} steps  {stats.get('prompts_queued', 0)} prompts  "
-        f"{server.get('waiting', 0)} waiting for room  {stats.get('streams', 0)} streams"
-    ))  # fmt: skip
     return table
+
+
+def _queues(stats: dict[str, Any]) -> str:
+    waiting = stats.get("server", {}).get("waiting", 0)
+    return (
+        f"queued  {stats.get('steps_queued', 0)} steps, {stats.get('prompts_queued', 0)} prompts, "
+        f"{waiting} waiting for room; {stats.get('streams', 0)} streams run"
+    )
 
 
 def _rates(before: Look, after: Look) -> Table:
@@ -188,7 +193,7 @@ def _found(before: Look, after: Look) -> Iterable[tuple[str, Quantiles]]:
     bounds_s = new.get("bounds_s", [])
     for bucket, found in new.get("step", {}).items():
         earlier = old.get("step", {}).get(bucket)
-        yield f"step, bucket {bucket}", quantiles(bounds_s, found, earlier)
+        yield f"step of {bucket}", quantiles(bounds_s, found, earlier)
     for name, text in WAITS.items():
         if name in new:
             yield text, quantiles(bounds_s, new[name], old.get(name))

@@ -21,7 +21,7 @@ def histogram(*counts: int) -> dict[str, Any]:
 
 
 def text_of(before: Any, after: Any) -> str:
-    console = top.Console(width=120, file=io.StringIO())
+    console = top.Console(width=80, file=io.StringIO())
     console.print(top.screen(before, after))
     return str(console.file.getvalue())
 
@@ -56,7 +56,7 @@ def test_the_screen_has_rates_times_slots_and_pages_of_a_daemon(endpoint: str) -
     assert "1 of 8" in text
     assert "1 of 512" in text
     assert "20.5" in text  # tokens a second: one of the open and 40 of the stream, in two seconds
-    for row in ("step, bucket 1", "queue, prompt", "between tokens", "first token"):
+    for row in ("step of 1", "queue, prompt", "between tokens", "first token"):
         assert row in text
     assert "without their graph" not in text
     after.stats["graph_fallbacks"] = 3
