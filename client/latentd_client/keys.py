@@ -109,16 +109,24 @@ def write_pair(path: str | os.PathLike[str]) -> KeyPair:
     """A new key pair in a new file that only its owner may read. Raises KeyFault; a file that is
     there stays as it is."""
     path = os.path.expanduser(path)
-    public, secret = (key.decode() for key in zmq.curve_keypair())
+    pair = _new_pair()
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise KeyFault(f"key file {path}: {error.strerror}; nothing is written") from None
     try:
         with open(fd, "w", encoding="ascii") as file:
-            file.write(_FILE.format(public=public, secret=secret))
+            file.write(_FILE.format(public=pair.public, secret=pair.secret))
     except OSError as error:  # half a key is of no use
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise KeyFault(f"key file {path}: {error.strerror}; nothing is written") from None
-    return KeyPair(public, secret)
+    return pair
+
+
+def _new_pair() -> KeyPair:
+    """One whose public key begins with a letter or digit: it will be a word of command lines."""
+    while True:
+        public, secret = (key.decode() for key in zmq.curve_keypair())
+        if public[0].isalnum():
+            return KeyPair(public, secret)
