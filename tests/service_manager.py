@@ -136,9 +136,11 @@ class Manager:
         with self.start("systemctl", "show", unit, f"--property={name}", "--value") as process:
             return process.communicate(timeout=120)[0].strip()
 
-    def log(self, unit: str) -> str:
-        """What a unit has written, and systemd about it; not in the transcript."""
-        with self.start("journalctl", f"--unit={unit}", "--output=cat", "--no-pager") as process:
+    def log(self, unit: str, *matches: str) -> str:
+        """What a unit has written, and systemd about it; not in the transcript. `matches` are
+        fields of the journal, for example _PID=1."""
+        command = ("journalctl", f"--unit={unit}", *matches, "--output=cat", "--no-pager")
+        with self.start(*command) as process:
             return process.communicate(timeout=120)[0]
 
     def note(self, text: str) -> None:

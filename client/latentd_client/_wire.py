@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from latentd_client import protocol
-from latentd_client._handshake import check_listener, no_hello
-from latentd_client._meeting import Meeting
+from latentd_client._handshake import check_listener
 from latentd_client._zmtp import ZmtpWire
 from latentd_client.errors import ConnectionLost
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from latentd_client._watch import Watch
-    from latentd_client.keys import CurveKeys
 
 RCVMORE, SNDMORE, NOBLOCK = int(zmq.RCVMORE), int(zmq.SNDMORE), int(zmq.NOBLOCK)
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -26,8 +24,8 @@ class Wire(Protocol):
     """One connection as a DEALER; a message is a list of frames. One thread at a time."""
 
     @property
-    def meeting(self) -> Meeting | None:
-        """Of a connection of libzmq: somebody has to watch it, or close it (`Meeting`)."""
+    def monitored(self) -> zmq.Socket[bytes] | None:
+        """The socket of libzmq, if it is one: somebody has to watch whether it breaks."""
 
     @property
     def is_lost(self) -> bool:
@@ -51,23 +49,20 @@ class Wire(Protocol):
 
     def reconnect(self, timeout_s: float) -> None:
         """Make a lost connection again, within `timeout_s`. Raises ConnectionLost when nobody
-        listens, RequestRejected("denied")."""
+        listens."""
 
     def close(self) -> None:
         """Close it; what was not sent is dropped."""
 
 
-def open_wire(endpoint: str, timeout_s: float, keys: CurveKeys | None = None) -> Wire:
-    """Connect to an endpoint and shake hands within `timeout_s`; `keys` are for tcp. Raises
-    ConnectionLost, RequestRejected("denied")."""
+def open_wire(endpoint: str, timeout_s: float) -> Wire:
+    """Connect to an endpoint; `timeout_s` for the handshake on ipc. Raises ConnectionLost."""
     if endpoint.startswith("ipc://"):
         return ZmtpWire(endpoint, timeout_s)
-    return ZmqWire(endpoint, timeout_s, keys)
+    return ZmqWire(endpoint)
 
 
-def make_socket(
-    context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys | None
-) -> zmq.Socket[bytes]:
+def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """A DEALER without a routing id of its own (a fixed one loses messages after a reconnect).
     IMMEDIATE: nothing is queued for a daemon that is not there. Raises ConnectionLost."""
     try:
@@ -79,10 +74,6 @@ def make_socket(
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
     dealer.setsockopt(zmq.IPV6, 1)
-    if keys is not None:
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
-        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
     return dealer
 
 
@@ -102,18 +93,14 @@ class ZmqWire:
 
     is_lost = False
 
-    def __init__(self, endpoint: str, timeout_s: float, keys: CurveKeys | None = None) -> None:
-        """Connect and shake hands. Raises ConnectionLost, RequestRejected("denied")."""
-        self.endpoint = endpoint
+    def __init__(self, endpoint: str) -> None:
+        """Connect. Raises ConnectionLost."""
         self._context = zmq.Context()
         self._watch: Watch | None = None
-        dealer = self._dealer = make_socket(self._context, keys)
-        self._send = super(zmq.Socket, dealer).send  # without the wrapper's microsecond
-        self.meeting = Meeting(dealer, endpoint, keys is not None)
+        self.monitored = make_socket(self._context)
+        self._send = super(zmq.Socket, self.monitored).send  # without the wrapper's microsecond
         try:
-            connect(dealer, endpoint)
-            if not self.meeting.wait(timeout_s):
-                raise no_hello(endpoint, timeout_s)
+            connect(self.monitored, endpoint)
         except BaseException:  # left open it would keep the context's end waiting
             self.close()
             raise
@@ -136,7 +123,7 @@ class ZmqWire:
 
     def receive(self) -> list[bytes] | None:
         """See Wire.receive."""
-        sock = self._dealer
+        sock = self.monitored
         if not int(sock.getsockopt(EVENTS)) & POLLIN:
             return None
         frames = [sock.recv(NOBLOCK)]
@@ -146,7 +133,7 @@ class ZmqWire:
 
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
-        return bool(self._dealer.poll(timeout_ms))
+        return bool(self.monitored.poll(timeout_ms))
 
     @property
     def known_losses(self) -> int:
@@ -158,15 +145,9 @@ class ZmqWire:
         return self.known_losses
 
     def reconnect(self, timeout_s: float) -> None:
-        """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens. Who
-        was not let in any more has to ask for another attempt."""
-        if self._watch is not None and (fault := self._watch.take_fault()) is not None:
-            self._dealer.disconnect(self.endpoint)
-            self._dealer.connect(self.endpoint)
-            raise fault
+        """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens."""
 
     def close(self) -> None:
         """See Wire.close."""
-        self.meeting.close()
-        self._dealer.close()
+        self.monitored.close()
         self._context.term()

@@ -28,9 +28,8 @@ def hello(
             versions=[protocol.VERSION, protocol.VERSION],
         )
     work.check_launch(None)
-    work.access.check(work.outbox.router.who(peer))
     session = work.sessions.create(work.now)
-    work.move(session, peer)
+    session.peer = peer
     return {"session": session.token, **_hello_fields(work)}
 
 

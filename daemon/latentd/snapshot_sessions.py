@@ -59,13 +59,11 @@ class SavedRecord:
 
 @dataclass
 class SavedSession:
-    """A session, named by the hash of its token alone; `opens` are done, by key; `owner` may use
-    it."""
+    """A session, named by the hash of its token alone; `opens` are done, by key."""
 
     token_hash: bytes
     slots: list[SavedRecord]
     opens: dict[str, SavedReply]
-    owner: str | None = None
 
 
 KINDS = (SavedStream, SavedReply, SavedRecord, SavedSession)
@@ -91,7 +89,7 @@ def take(session: Session) -> SavedSession:
         for key, opened in session.opens.items()
         if opened.stored is not None
     }
-    return SavedSession(session.token_hash, records, opens, session.owner)
+    return SavedSession(session.token_hash, records, opens)
 
 
 def _take_reply(stored: Reply) -> SavedReply:
@@ -113,7 +111,6 @@ def _take_stream(run: StreamRun) -> SavedStream:
 def put_back(sessions: Sessions, saved: SavedSession, now: float) -> None:
     """Make a session of it, with a new lease. Closed slots are kept for a grace period again."""
     session = sessions.take_back(saved.token_hash, now)
-    session.owner = saved.owner
     for old in saved.slots:
         record = session.add_slot(old.slot_id, old.epoch, "")
         for pos, reply in old.replies:

@@ -94,6 +94,8 @@ exec < /dev/null
 cd /
 umount -l /outer
 rmdir /outer
+# As on a machine, where units get their credentials by it; it reaches no further than these namespaces.
+mount --make-rshared /
 
 [ "$(findmnt -n -o FSTYPE /)" = overlay ] || refuse "the root is no overlay"
 [ ! -e "$MARK" ] || refuse "the outer /tmp is visible"

@@ -29,8 +29,10 @@ PREPARE = """set -e
 mkdir -p /opt/lab/bin
 program=/opt/lab/bin/latentd
 printf '#!/bin/sh\\nexec %s /opt/lab/tests/systemd/faulty.py "$@"\\n' "$PROGRAM" > $program
-chmod 755 $program
-$program install-units --program $program
+printf '#!/bin/sh\\nexec %s -m latentd_openai "$@"\\n' "$PROGRAM" > $program-openai
+printf '#!/bin/sh\\nexec %s "$@"\\n' "$PROGRAM" > /opt/lab/bin/python
+chmod 755 /opt/lab/bin/*
+$program install-units --program $program --with openai --with metrics
 systemd-sysusers /etc/sysusers.d/latentd.conf
 mkdir -p /etc/lab/model
 echo '{model}' > /etc/lab/model/config.json
@@ -61,8 +63,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory, tiny_dir: Path) -> Iterato
             pytest.skip(f"no systemd of our own: {error}")
         yield manager
         manager.note("The journal.")
-        units = ("--unit=latentd.service", "--unit=latentd.socket", "--unit=latentd@1.service")
-        manager.run("journalctl", *units, "--output=short-monotonic", "--no-pager")
+        manager.run("journalctl", "--unit=latentd*", "--output=short-monotonic", "--no-pager")
     finally:
         manager.close()
         if target := os.environ.get("LATENTD_TRANSCRIPT"):

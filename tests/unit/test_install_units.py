@@ -31,7 +31,7 @@ def test_every_file_of_the_folder_gets_its_place_and_everybody_may_read_it(tmp_p
         "etc/systemd/system/latentd-directory@.service", "etc/sysusers.d/latentd.conf",
         "etc/latentd/latentd.toml",
     }  # fmt: skip
-    assert len(lines) == len(list(SYSTEMD.iterdir()))
+    assert len(lines) == len(list(SYSTEMD.iterdir())) - len(install_units.OPTIONAL)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path).values()} == {0o644}
     folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o755}
@@ -43,6 +43,28 @@ def test_the_units_start_the_program_that_was_named(tmp_path: Path) -> None:
         text = (tmp_path / "etc/systemd/system" / name).read_text()
         assert re.findall(r"^ExecStart=(\S+) serve ", text, re.M) == [str(PROGRAM)]
         assert install_units.WRITTEN_FOR not in text
+
+
+def test_the_units_of_other_programs_come_when_they_are_asked_for(tmp_path: Path) -> None:
+    list(install(tmp_path, PROGRAM, ["metrics"]))
+    units = tmp_path / install_units.UNITS
+    assert f"ExecStart={PROGRAM} metrics " in (units / "latentd-metrics.service").read_text()
+    assert not (units / "latentd-openai.service").exists()
+    (units / "latentd-metrics.service").write_text("of an earlier version\n")
+    assert f"replaced   {units}/latentd-metrics.service" in list(install(tmp_path, PROGRAM))
+
+
+def test_the_unit_of_the_openai_door_starts_the_program_beside_latentd(tmp_path: Path) -> None:
+    programs = tmp_path / "opt/bin"
+    programs.mkdir(parents=True)
+    tmp_path.chmod(0o755)
+    (programs / "latentd").touch()
+    with pytest.raises(NotInstalled, match="there is no /opt/bin/latentd-openai"):
+        list(install(tmp_path, Path("/opt/bin/latentd"), ["openai"]))
+    (programs / "latentd-openai").touch()
+    list(install(tmp_path, Path("/opt/bin/latentd"), ["openai"]))
+    unit = (tmp_path / install_units.UNITS / "latentd-openai.service").read_text()
+    assert "ExecStart=/opt/bin/latentd-openai $OPTIONS" in unit
 
 
 def test_settings_that_are_there_are_kept_and_changed_units_replaced(tmp_path: Path) -> None:

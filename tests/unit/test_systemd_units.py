@@ -13,7 +13,8 @@ from latentd_client.protocol import DEFAULT_ENDPOINT, control_endpoint
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = ("latentd.service", "latentd@.service")
 SOCKETS = ("latentd.socket", "latentd@.socket")
-MOST_EXPOSED = 2.5
+DOORS = ("latentd-openai.service", "latentd-metrics.service")
+MOST_EXPOSED = dict.fromkeys(UNITS, 2.5) | dict.fromkeys(DOORS, 1.5)
 """Of 10, as `systemd-analyze security` counts."""
 TARGETS = Path("/usr/lib/systemd/system")
 
@@ -33,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     """A root directory with the units, stand-ins for the programs and the standard targets."""
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
-    for unit in (*UNITS, *SOCKETS, "latentd-directory@.service"):
+    for unit in (*UNITS, *SOCKETS, *DOORS, "latentd-directory@.service"):
         shutil.copy(SYSTEMD / unit, units)
         for program in re.findall(r"^Exec\w+=[-+@]*(\S+)", (SYSTEMD / unit).read_text(), re.M):
             stand_in = tmp_path / program.lstrip("/")
@@ -65,7 +66,7 @@ def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
     "unit",
     [
         "latentd.service", "latentd@0.service", "latentd.socket", "latentd@0.socket",
-        "latentd-directory@latentd.service",
+        "latentd-directory@latentd.service", *DOORS,
     ],
 )  # fmt: skip
 def test_systemd_accepts_the_unit_without_a_word(root: Path, unit: str) -> None:
@@ -80,12 +81,12 @@ def test_this_check_would_see_an_unknown_key(root: Path) -> None:
     assert "Nicee" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", MOST_EXPOSED)
 def test_the_exposure_that_systemd_finds_is_low(root: Path, unit: str) -> None:
     done = analyze(root, "security", "--offline=true", "--no-pager", unit.replace("@", "@0"))
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found is not None, done.stderr
-    assert float(found[1]) < MOST_EXPOSED
+    assert float(found[1]) < MOST_EXPOSED[unit]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,19 @@ def test_the_daemon_may_open_the_devices_of_nvidia_and_no_others(unit: str) -> N
     assert setting(unit, "DeviceAllow") == "char-nvidia* rwm"
     # All but nvidia-modprobe, which makes them, runs without the right to make device nodes.
     assert setting(unit, "CapabilityBoundingSet") == ""
+
+
+@pytest.mark.parametrize("unit", DOORS)
+def test_a_program_beside_the_daemon_has_no_devices_and_an_account_of_its_own(unit: str) -> None:
+    assert setting(unit, "DevicePolicy") == "closed"
+    assert setting(unit, "PrivateDevices") == setting(unit, "DynamicUser") == "yes"
+    assert not any(line.startswith(("DeviceAllow=", "User=")) for line in lines(unit))
+    assert setting(unit, "Group") == setting("latentd.service", "Group")
+
+
+def test_the_programs_beside_the_daemon_have_the_same_sandbox() -> None:
+    one, other = ({*lines(unit)[lines(unit).index("DevicePolicy=closed") :]} for unit in DOORS)
+    assert one == other
 
 
 def test_systemd_listens_where_the_defaults_put_the_sockets() -> None:

@@ -14,7 +14,7 @@ from latentd.commands.parsing import EXIT_FAILED, Parser, add_command
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 UNITS: Final = "etc/systemd/system"
 FILES: Final = (
@@ -25,9 +25,13 @@ PLACES: Final = {
     **{name: f"{UNITS}/{name}" for name in FILES},
     "sysusers": "etc/sysusers.d/latentd.conf",
 }
+OPTIONAL: Final = {name: f"latentd-{name}.service" for name in ("openai", "metrics")}
+"""Units of the programs beside the daemon, by the word that asks for them."""
 SETTINGS: Final = "etc/latentd/latentd.toml"
 WRITTEN_FOR: Final = "/usr/bin/latentd"
 """The program that the units name as they are in the repository."""
+DOOR: Final = "latentd-openai"
+"""The one beside it."""
 HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """What ProtectHome and PrivateTmp hide from the daemon."""
 PLAIN: Final = re.compile(r"/[\w/.+@-]+")
@@ -56,6 +60,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="install below this directory, for a package or an image (default /)",
     )  # fmt: skip
     parser.add_argument(
+        "--with", action="append", choices=OPTIONAL, default=[], dest="doors",
+        help="the unit of a program beside the daemon too, more than one by repeating it; one that "
+        "is there already is brought up to date anyway",
+    )  # fmt: skip
+    parser.add_argument(
         "--program", type=Path, metavar="PATH",
         help="the latentd that the units start, in --root or on this machine (default: the one "
         "beside this Python)",
@@ -65,7 +74,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Install and say what was done; returns the exit code."""
     try:
-        for line in install(args.root, args.program):
+        for line in install(args.root, args.program, args.doors):
             print(line)
     except NotInstalled as error:
         print(f"latentd install-units: {error}", file=sys.stderr)
@@ -74,21 +83,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def install(root: Path, program: Path | None) -> Iterator[str]:
+def install(root: Path, program: Path | None, doors: Collection[str] = ()) -> Iterator[str]:
     """Put the files below `root`, with units that start `program` or the one beside this Python; a
-    line for each. Raises NotInstalled, about the program before anything is written."""
+    line for each. Raises NotInstalled, about the programs before anything is written."""
     is_ours = program is None
     program = program or Path(sys.executable).parent / "latentd"
-    if faults := dict.fromkeys(find_faults(program, is_ours, root)):
+    beside = program.with_name(DOOR)
+    faults = dict.fromkeys(find_faults(program, is_ours, root))
+    if "openai" in doors:
+        faults |= dict.fromkeys(find_faults(beside, is_ours, root))
+    if faults:
         raise NotInstalled("; ".join(faults))
-    for name, place in PLACES.items():
-        text = (source() / name).read_text().replace(f"={WRITTEN_FOR} ", f"={program} ")
+    for name, place in (PLACES | optional_places(root, doors)).items():
+        text = (source() / name).read_text()
+        for there, here in ((WRITTEN_FOR, program), (f"/usr/bin/{DOOR}", beside)):
+            text = text.replace(f"={there} ", f"={here} ")
         yield put(root / place, text)
     settings = root / SETTINGS
     if settings.exists():
         yield f"kept       {settings}"
     else:
         yield put(settings, (source() / "latentd.toml").read_text())
+
+
+def optional_places(root: Path, doors: Collection[str]) -> dict[str, str]:
+    """Of the optional units those that are asked for, or there; file to place."""
+    places = {name: f"{UNITS}/{name}" for name in OPTIONAL.values()}
+    wanted = {OPTIONAL[door] for door in doors}
+    return {
+        name: place for name, place in places.items() if name in wanted or (root / place).exists()
+    }
 
 
 def source() -> Path:

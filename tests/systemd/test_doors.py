@@ -1,0 +1,136 @@
+"""latentd-openai.service and latentd-metrics.service under a real systemd: they serve, have no more
+rights than they need, and go on when the daemon is restarted or comes later."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from service_manager import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from service_manager import Manager
+
+UNITS: Final = ("latentd-openai.service", "latentd-metrics.service")
+OPENAI, METRICS = UNITS
+KEYED: Final = """LoadCredential=key:/etc/latentd/openai.key
+Environment="OPTIONS=--host 0.0.0.0 --api-key-file %d/key"
+IPAddressAllow=any
+"""
+"""As docs/operations.md has it."""
+URLS: Final = ("http://127.0.0.1:8000/v1/completions", "http://127.0.0.1:9464/metrics")
+PROMPT: Final = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
+ASK: Final = """import sys, urllib.request as web
+url, body, key = sys.argv[1:]
+headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+print(web.urlopen(web.Request(url, body.encode() or None, headers)).read().decode())
+"""
+
+
+def ask(manager: Manager, url: str, body: str = "", key: str = "none", expect: int = 0) -> str:
+    """What a unit replies; `body` makes it a POST."""
+    return manager.run("/opt/lab/bin/python", "-c", ASK, url, body, key, expect=expect)
+
+
+def assert_serves(manager: Manager, unit: str, key: str = "none") -> None:
+    """Use what a unit serves, with the daemon behind it."""
+    if unit == OPENAI:
+        reply = json.loads(ask(manager, URLS[0], json.dumps(PROMPT), key))
+        assert reply["usage"]["completion_tokens"] == PROMPT["max_tokens"]
+    else:
+        assert "\nlatentd_up 1.0\n" in ask(manager, URLS[1])
+
+
+def start(manager: Manager, unit: str) -> str:
+    """Start it, and wait until it serves; its process."""
+    manager.run("systemctl", "restart", unit)
+    wait_until(lambda: says_serving(manager, unit))
+    return manager.show(unit, "MainPID")["MainPID"]
+
+
+def says_serving(manager: Manager, unit: str) -> bool:
+    """Whether its process has said that it serves."""
+    return "serving " in manager.log(unit, f"_PID={manager.peek(unit, 'MainPID')}")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_it_serves_and_goes_on_when_the_daemon_is_restarted(running: Manager, unit: str) -> None:
+    running.note(f"{unit} beside the daemon, which is restarted.")
+    process = start(running, unit)
+    assert_serves(running, unit)
+    running.run("systemctl", "restart", "latentd")
+    assert_serves(running, unit)
+    assert running.show(unit, "MainPID", "NRestarts") == {"MainPID": process, "NRestarts": "0"}
+    running.run("systemctl", "stop", unit)
+    assert running.show(unit, "Result") == {"Result": "success"}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_it_has_an_account_of_its_own_in_the_group_and_no_rights(
+    running: Manager, unit: str
+) -> None:
+    running.note(f"What {unit} is.")
+    process = start(running, unit)
+    wanted = "^(Uid|Gid|CapEff|CapBnd|NoNewPrivs|Seccomp):"
+    status = running.run("grep", "-E", wanted, f"/proc/{process}/status")
+    fields = dict(line.split(":\t") for line in status.splitlines())
+    folder = (running.root / "run/latentd").stat()
+    assert set(fields["Gid"].split()) == {str(folder.st_gid)}
+    assert not set(fields["Uid"].split()) & {"0", str(folder.st_uid)}
+    assert fields["CapEff"] == fields["CapBnd"] == "0" * 16
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    running.run("systemctl", "stop", unit)
+
+
+@pytest.fixture
+def dropin(manager: Manager) -> Iterator[Callable[[str], None]]:
+    """Gives latentd-openai.service a drop-in with these lines of [Service], for a test."""
+    file = manager.root / f"run/systemd/system/{OPENAI}.d/options.conf"
+
+    def write(lines: str) -> None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"[Service]\n{lines}")
+        manager.run("systemctl", "daemon-reload")
+
+    yield write
+    manager.run("systemctl", "stop", OPENAI)
+    file.unlink(missing_ok=True)
+    manager.run("systemctl", "daemon-reload")
+
+
+def test_the_openai_door_waits_for_a_daemon(stopped: Manager) -> None:
+    stopped.note(f"{OPENAI} before the daemon.")
+    stopped.run("systemctl", "start", OPENAI)
+    wait_until(lambda: stopped.peek(OPENAI, "NRestarts") != "0")
+    stopped.run("systemctl", "start", "latentd")
+    wait_until(lambda: says_serving(stopped, OPENAI))
+    assert_serves(stopped, OPENAI)
+    stopped.run("systemctl", "stop", OPENAI)
+
+
+def test_a_flag_that_is_wrong_ends_the_openai_door_for_good(
+    running: Manager, dropin: Callable[[str], None]
+) -> None:
+    running.note(f"{OPENAI} with a flag that is wrong.")
+    dropin('Environment="OPTIONS=--port none"\n')
+    running.run("systemctl", "start", OPENAI)
+    wait_until(lambda: running.peek(OPENAI, "ActiveState") == "failed")
+    shown = running.show(OPENAI, "ExecMainStatus", "NRestarts")
+    assert shown == {"ExecMainStatus": "2", "NRestarts": "0"}
+
+
+def test_the_openai_door_gets_its_key_as_a_credential(
+    running: Manager, dropin: Callable[[str], None]
+) -> None:
+    running.note(f"{OPENAI} with a key in a file that only root can read, as the page has it.")
+    key = running.root / "etc/latentd/openai.key"
+    key.write_text("a key\n")
+    key.chmod(0o600)
+    dropin(KEYED)
+    start(running, OPENAI)
+    assert "401: Unauthorized" in ask(running, URLS[0], json.dumps(PROMPT), expect=1)
+    assert_serves(running, OPENAI, "a key")
