@@ -30,6 +30,12 @@ SHOWN: Final = {
     "name": "served",
     "model_config": "/var/lib/latentd/shape",
     "control_endpoint": control_endpoint(DEFAULT_ENDPOINT),
+    "allow_users": "1001, 1002",
+    "allow_groups": "1001",
+    "admin_users": "1001",
+    "curve_key": "/etc/latentd/curve.key",
+    "curve_clients": "/etc/latentd/curve.clients",
+    "curve_admins": "/etc/latentd/curve.admins",
     "save": "/var/lib/latentd/saved/snapshot",
     "restore": "/var/lib/latentd/saved/snapshot",
 }

@@ -9,12 +9,14 @@ from latentd_client.errors import (
     CODES,
     ConnectionLost,
     DeadlineExceeded,
+    KeyFault,
     LatentdError,
     ModelChanged,
     ProtocolError,
     RequestRejected,
     SessionLost,
 )
+from latentd_client.keys import CurveKeys
 from latentd_client.ngram import Drafter, NgramDrafter
 from latentd_client.pages import PageGeometry, Pages, Piece
 from latentd_client.protocol import DEFAULT_ENDPOINT
@@ -36,9 +38,11 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "Control",
+    "CurveKeys",
     "DaemonInfo",
     "DeadlineExceeded",
     "Drafter",
+    "KeyFault",
     "LatentdError",
     "ModelChanged",
     "NgramDrafter",

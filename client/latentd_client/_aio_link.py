@@ -13,12 +13,15 @@ import zmq
 
 from latentd_client import _link, _wire
 from latentd_client._exchange import Exchange
+from latentd_client._handshake import no_hello
+from latentd_client._meeting import Meeting
 from latentd_client._request import Call, Pending, Reply, too_late
 from latentd_client._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latentd_client.keys import CurveKeys
     from latentd_client.results import DaemonInfo
 
 EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
@@ -32,17 +35,19 @@ class AsyncLink:
     """A connection of the event loop that runs now, and the requests in flight on it. Neither the
     loop nor the watch keep it alive."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
         """Connect. Raises ConnectionLost."""
         self.endpoint = endpoint
+        self.keys = keys
         self.exchange = Exchange()
         self.loop = asyncio.get_running_loop()
         self._watch: Watch | None = None
         self._session = ""  # set by watch
         self._context = zmq.Context()
-        sock = self.socket = _wire.make_socket(self._context)
+        sock = self.socket = _wire.make_socket(self._context, keys)
         for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
             sock.setsockopt(option, 0)
+        self._meeting = Meeting(sock, endpoint, keys is not None)
         try:
             _wire.connect(sock, endpoint)
             receive = weakref.WeakMethod(self.receive)
@@ -51,13 +56,29 @@ class AsyncLink:
             self.close()
             raise
 
+    async def shake_hands(self, timeout_s: float) -> None:
+        """Wait until the daemon lets this client in. Raises ConnectionLost,
+        RequestRejected("denied")."""
+        deadline = self.loop.time() + timeout_s
+        while not self._meeting.look():
+            if self.loop.time() >= deadline:
+                raise no_hello(self.endpoint, timeout_s)
+            await asyncio.sleep(RETRY_S)
+
+    def check_fault(self) -> None:
+        """Raise what keeps the connection from being made again, and ask for another attempt."""
+        if self._watch is not None and (fault := self._watch.take_fault()) is not None:
+            self.socket.disconnect(self.endpoint)
+            self.socket.connect(self.endpoint)
+            raise fault
+
     def watch(self, info: DaemonInfo, session: str) -> None:
         """Renew the session's lease, and notice when the connection breaks."""
         loop, wake_all = self.loop, weakref.WeakMethod(self._wake_all)
         renew = weakref.WeakMethod(self._renew)
         self._session = session
         self._watch = Watch(
-            self.socket, info.control, session, info.lease_s,
+            self._meeting, info.control, self.keys, session, info.lease_s,
             lambda: loop.call_soon_threadsafe(call_method, renew),
             lambda: loop.call_soon_threadsafe(call_method, wake_all),
         )  # fmt: skip
@@ -176,6 +197,7 @@ class AsyncLink:
             self._watch.leave(self._close_socket)
 
     def _close_socket(self) -> None:
+        self._meeting.close()
         self.socket.close(FAREWELL_MS)
         self._context.term()
 

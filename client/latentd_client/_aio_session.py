@@ -23,12 +23,14 @@ from latentd_client.errors import (
     RequestRejected,
     SessionLost,
 )
+from latentd_client.keys import keys_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client._calls import Script
     from latentd_client._request import Pending, Reply
+    from latentd_client.keys import CurveKeys
 
 T = TypeVar("T")
 
@@ -37,10 +39,12 @@ class AsyncSession:
     """A connection to a daemon and a session there, from `connect` on."""
 
     def __init__(
-        self, endpoint: str, timeout_s: float, connect_timeout_s: float, reopens: bool
-    ) -> None:
+        self, endpoint: str, timeout_s: float, connect_timeout_s: float, reopens: bool,
+        keys: CurveKeys | None,
+    ) -> None:  # fmt: skip
         self.endpoint = endpoint
-        self.calls = Calls(timeout_s, reopens)
+        self.keys = keys_for(endpoint, keys)
+        self.calls = Calls(endpoint, timeout_s, reopens)
         self.timeout_s = self.calls.timeout_s
         self.is_closed = False
         self.link: AsyncLink | None = None
@@ -54,12 +58,14 @@ class AsyncSession:
         """Connect and say hello, once. Raises ConnectionLost, RequestRejected."""
         if self.link is not None or self.is_closed:
             raise ConnectionLost("a client connects once: make a new one")
-        link = self.link = AsyncLink(self.endpoint)
+        link = self.link = AsyncLink(self.endpoint, self.keys)
         self._forgotten = weakref.finalize(self, forget, link, self._pid)
         self._forgotten.atexit = False
         limit_s = self._connect_timeout_s
+        deadline = time.monotonic() + limit_s
         try:
-            info = await self._drive(self.calls.hello(limit_s), time.monotonic() + limit_s)
+            await link.shake_hands(limit_s)
+            info = await self._drive(self.calls.hello(limit_s), deadline)
             link.watch(info, self.calls.session)
         except BaseException as error:
             self.is_closed = True
@@ -164,6 +170,7 @@ class AsyncSession:
         another session. Raises ModelChanged."""
         if (losses := link.losses) != self._known_losses:
             check_listener(self.endpoint)
+            link.check_fault()
             try:
                 call = Call("resume", {"session": self.calls.session})
                 await link.perform(call, max(0.0, deadline - time.monotonic()))

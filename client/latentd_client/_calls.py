@@ -7,6 +7,7 @@ wants, and is given the `Reply`; a client only moves the bytes.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from latentd_client import protocol
@@ -45,7 +46,8 @@ class Calls:
 
     info: DaemonInfo  # set by hello, as `session` is
 
-    def __init__(self, timeout_s: float, reopens: bool) -> None:
+    def __init__(self, endpoint: str, timeout_s: float, reopens: bool) -> None:
+        self._endpoint = endpoint
         self.timeout_s = seconds(timeout_s)
         self.reopens = reopens
         self.is_lost = False
@@ -65,6 +67,7 @@ class Calls:
         versions = [protocol.VERSION, protocol.VERSION]
         reply = yield Call("hello", {"versions": versions, "client": _NAME}, (), timeout_s)
         info, session = DaemonInfo.from_reply(reply.header), str(reply.header.get("session"))
+        info = replace(info, control=protocol.as_seen_from(self._endpoint, info.control))
         if self.session and info.fingerprint != self.info.fingerprint:
             yield Call("close", {"session": session}, expect=False)
             raise ModelChanged(

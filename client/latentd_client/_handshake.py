@@ -9,7 +9,8 @@ import time
 from typing import Final
 
 from latentd_client import zmtp
-from latentd_client.errors import ConnectionLost
+from latentd_client._meeting import denied
+from latentd_client.errors import ConnectionLost, LatentdError
 
 RETRY_S: Final = 0.01
 """Between two attempts to connect to a listener whose queue of connections is full."""
@@ -35,7 +36,7 @@ def handshake(endpoint: str, timeout_s: float) -> socket.socket:
         flags, size = _read(sock, 2, deadline)
         body = _read(sock, size, deadline)
         if flags != zmtp.COMMAND or body[:6] != b"\x05READY":
-            raise ConnectionLost(f"{endpoint} refused the connection: {bytes(body)!r:.80}")
+            raise _refusal(endpoint, flags, bytes(body))
         sock.setblocking(False)
     except TimeoutError:
         sock.close()
@@ -47,6 +48,13 @@ def handshake(endpoint: str, timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _refusal(endpoint: str, flags: int, body: bytes) -> LatentdError:
+    """The error for who is not let in, or for a command that is none of a handshake."""
+    if flags == zmtp.COMMAND and body == zmtp.error(zmtp.NO_ACCESS)[2:]:
+        return denied(endpoint)
+    return ConnectionLost(f"{endpoint} refused the connection: {body!r:.80}")
 
 
 def _make_socket(endpoint: str) -> socket.socket:

@@ -15,6 +15,7 @@ from latentd_client.errors import ConnectionLost
 if TYPE_CHECKING:
     from latentd_client._turns import Turns
     from latentd_client._wire import Wire
+    from latentd_client.keys import CurveKeys
 
 SLICE_MS = 100
 """Longest sleep between two looks at the deadline and the connection."""
@@ -40,15 +41,19 @@ os.register_at_fork(after_in_child=_Spinner.reset)
 class Link:
     """A connection and the requests in flight on it. One thread at a time."""
 
-    def __init__(self, endpoint: str, spin_s: float = 0.0, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, endpoint: str, spin_s: float = 0.0, timeout_s: float = 5.0,
+        keys: CurveKeys | None = None,
+    ) -> None:  # fmt: skip
         """Connect, within `timeout_s`. A wait polls from `spin_s` before until `spin_s` after the
-        time that the last such call took, and sleeps else. Raises ConnectionLost."""
+        time that the last such call took, and sleeps else. Raises ConnectionLost,
+        RequestRejected("denied")."""
         self.endpoint = endpoint
         self.exchange = Exchange()
         self._spin_s = spin_s
         self._usual_s: dict[str, float] = {}  # by op, how long the last wait took
         self._errand: Call | None = None  # of another thread, run by who has the turn
-        self.wire: Wire = open_wire(endpoint, timeout_s)
+        self.wire: Wire = open_wire(endpoint, timeout_s, keys)
 
     def perform(self, call: Call, timeout_s: float) -> Reply | None:
         """Send a call and wait for its first reply (None when none is expected).

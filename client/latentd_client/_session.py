@@ -24,11 +24,13 @@ from latentd_client.errors import (
     RequestRejected,
     SessionLost,
 )
+from latentd_client.keys import keys_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client._calls import Script
+    from latentd_client.keys import CurveKeys
 
 T = TypeVar("T")
 
@@ -43,24 +45,25 @@ class Session:
 
     def __init__(
         self, endpoint: str, timeout_s: float, connect_timeout_s: float, spin_s: float,
-        reopens: bool,
+        reopens: bool, keys: CurveKeys | None = None,
     ) -> None:  # fmt: skip
         """Connect and say hello. Raises ConnectionLost, RequestRejected."""
         self.endpoint = endpoint
-        self.calls = Calls(timeout_s, reopens)
+        self.keys = keys = keys_for(endpoint, keys)
+        self.calls = Calls(endpoint, timeout_s, reopens)
         self.timeout_s = self.calls.timeout_s
         self.turns = Turns()
         self.is_closed = False
         self._pid = os.getpid()
         self._known_losses = 0
         limit_s, start = seconds(connect_timeout_s, "connect_timeout_s"), time.monotonic()
-        link = self.link = Link(endpoint, seconds(spin_s, "spin_s"), limit_s)
+        link = self.link = Link(endpoint, seconds(spin_s, "spin_s"), limit_s, keys)
         try:
             left_s = max(0.0, limit_s - (time.monotonic() - start))
             info = self._drive(self.calls.hello(left_s), start + limit_s)
             calls, turns = self.calls, self.turns
             self._watch = Watch(
-                link.wire.monitored, info.control, calls.session, info.lease_s,
+                link.wire.meeting, info.control, keys, calls.session, info.lease_s,
                 lambda: link.renew(calls.session, turns),
             )  # fmt: skip
         except BaseException as error:

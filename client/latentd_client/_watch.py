@@ -14,17 +14,17 @@ import time
 from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+from latentd_client._meeting import Meeting
 from latentd_client.control import Control
 from latentd_client.errors import LatentdError, RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latentd_client.keys import CurveKeys
+
 log = logging.getLogger(__name__)
-EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-"""What tells that the connection broke, and that there is another one."""
 
 
 class Watch:
@@ -32,21 +32,21 @@ class Watch:
     made again: what is sent before may be taken and go nowhere."""
 
     def __init__(
-        self, data: zmq.Socket[bytes] | None, control: str, session: str, lease_s: float,
-        renew: Callable[[], object], on_change: Callable[[], object] | None = None,
+        self, meeting: Meeting | None, control: str, keys: CurveKeys | None, session: str,
+        lease_s: float, renew: Callable[[], object], on_change: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
-        """Watch the client's data socket, if it is one of libzmq (else who reads it sees the
+        """Watch the client's data connection, if it is one of libzmq (else who reads it sees the
         break). On the watching thread `renew` is called when the control socket does not answer: it
         sends a renewal on the data connection; and `on_change` when that connection broke."""
         self.losses = 0
         self.is_down = False
-        self._data = data
+        self._meeting = meeting
         self._control = control
+        self._keys = keys
         self._session = session
         self._every_s = lease_s / 3
         self._renew_on_data = renew
         self._on_change = on_change
-        self._monitor = data.get_monitor_socket(EVENTS) if data else None
         self._at_end: Callable[[], object] | None = None  # set by leave
         self._waker, self._wakee = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="latentd-watch", daemon=True)
@@ -64,8 +64,9 @@ class Watch:
 
     def _watch(self) -> None:
         poller = zmq.Poller()
-        if self._monitor is not None:
-            poller.register(self._monitor, zmq.POLLIN)
+        meeting = self._meeting
+        if meeting is not None:
+            poller.register(meeting.monitor, zmq.POLLIN)
         poller.register(self._wakee, zmq.POLLIN)
         renew_at = time.monotonic() + self._every_s
         while True:
@@ -73,26 +74,35 @@ class Watch:
             ready = dict(poller.poll(int(left_ms) + 1))
             if self._wakee.fileno() in ready:
                 return
-            if self._monitor is not None and self._monitor in ready:
-                self._changed(parse_monitor_message(self._monitor.recv_multipart())["event"])
+            if meeting is not None and meeting.monitor in ready:
+                self._changed(meeting.take())
             if time.monotonic() >= renew_at:
                 self._renew()
                 renew_at = time.monotonic() + self._every_s
 
     def _changed(self, event: int) -> None:
-        self.is_down = event == zmq.EVENT_DISCONNECTED
-        if not self.is_down:
+        if event != zmq.EVENT_DISCONNECTED:
+            self.is_down &= event != zmq.EVENT_HANDSHAKE_SUCCEEDED
             return
+        self.is_down = True
         self.losses += 1
         if self._on_change is not None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._on_change()
 
+    def take_fault(self) -> LatentdError | None:
+        """Why the connection is not made again, once."""
+        if self._meeting is None:
+            return None
+        fault, self._meeting.fault = self._meeting.fault, None
+        return fault
+
     def _renew(self) -> None:
         """One renewal, on a connection of its own: once in 20 s that costs nothing. Others may hold
         all connections of the control socket; of the data socket the client has its own."""
         try:
-            with Control(self._control, timeout_s=min(1.0, self._every_s / 2)) as control:
+            limit_s = min(1.0, self._every_s / 2)
+            with Control(self._control, timeout_s=limit_s, keys=self._keys) as control:
                 control.renew(self._session)
         except RequestRejected as error:
             log.warning("the session's lease was not renewed: %s", error)
@@ -114,8 +124,7 @@ class Watch:
         self._waker.send(b"x")
 
     def _release(self) -> None:
-        if self._data is not None and self._monitor is not None:
-            self._data.disable_monitor()
-            self._monitor.close()
+        if self._meeting is not None:
+            self._meeting.close()
         self._waker.close()
         self._wakee.close()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from latentd_client import protocol
-from latentd_client._handshake import check_listener
+from latentd_client._handshake import check_listener, no_hello
+from latentd_client._meeting import Meeting
 from latentd_client._zmtp import ZmtpWire
 from latentd_client.errors import ConnectionLost
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from latentd_client._watch import Watch
+    from latentd_client.keys import CurveKeys
 
 RCVMORE, SNDMORE, NOBLOCK = int(zmq.RCVMORE), int(zmq.SNDMORE), int(zmq.NOBLOCK)
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -24,8 +26,8 @@ class Wire(Protocol):
     """One connection as a DEALER; a message is a list of frames. One thread at a time."""
 
     @property
-    def monitored(self) -> zmq.Socket[bytes] | None:
-        """The socket of libzmq, if it is one: somebody has to watch whether it breaks."""
+    def meeting(self) -> Meeting | None:
+        """Of a connection of libzmq: somebody has to watch it, or close it (`Meeting`)."""
 
     @property
     def is_lost(self) -> bool:
@@ -49,20 +51,23 @@ class Wire(Protocol):
 
     def reconnect(self, timeout_s: float) -> None:
         """Make a lost connection again, within `timeout_s`. Raises ConnectionLost when nobody
-        listens."""
+        listens, RequestRejected("denied")."""
 
     def close(self) -> None:
         """Close it; what was not sent is dropped."""
 
 
-def open_wire(endpoint: str, timeout_s: float) -> Wire:
-    """Connect to an endpoint; `timeout_s` for the handshake on ipc. Raises ConnectionLost."""
+def open_wire(endpoint: str, timeout_s: float, keys: CurveKeys | None = None) -> Wire:
+    """Connect to an endpoint and shake hands within `timeout_s`; `keys` are for tcp. Raises
+    ConnectionLost, RequestRejected("denied")."""
     if endpoint.startswith("ipc://"):
         return ZmtpWire(endpoint, timeout_s)
-    return ZmqWire(endpoint)
+    return ZmqWire(endpoint, timeout_s, keys)
 
 
-def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+def make_socket(
+    context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys | None
+) -> zmq.Socket[bytes]:
     """A DEALER without a routing id of its own (a fixed one loses messages after a reconnect).
     IMMEDIATE: nothing is queued for a daemon that is not there. Raises ConnectionLost."""
     try:
@@ -74,6 +79,10 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.MAXMSGSIZE, 1 << 30)
     dealer.setsockopt(zmq.IPV6, 1)
+    if keys is not None:
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
     return dealer
 
 
@@ -93,14 +102,18 @@ class ZmqWire:
 
     is_lost = False
 
-    def __init__(self, endpoint: str) -> None:
-        """Connect. Raises ConnectionLost."""
+    def __init__(self, endpoint: str, timeout_s: float, keys: CurveKeys | None = None) -> None:
+        """Connect and shake hands. Raises ConnectionLost, RequestRejected("denied")."""
+        self.endpoint = endpoint
         self._context = zmq.Context()
         self._watch: Watch | None = None
-        self.monitored = make_socket(self._context)
-        self._send = super(zmq.Socket, self.monitored).send  # without the wrapper's microsecond
+        dealer = self._dealer = make_socket(self._context, keys)
+        self._send = super(zmq.Socket, dealer).send  # without the wrapper's microsecond
+        self.meeting = Meeting(dealer, endpoint, keys is not None)
         try:
-            connect(self.monitored, endpoint)
+            connect(dealer, endpoint)
+            if not self.meeting.wait(timeout_s):
+                raise no_hello(endpoint, timeout_s)
         except BaseException:  # left open it would keep the context's end waiting
             self.close()
             raise
@@ -123,7 +136,7 @@ class ZmqWire:
 
     def receive(self) -> list[bytes] | None:
         """See Wire.receive."""
-        sock = self.monitored
+        sock = self._dealer
         if not int(sock.getsockopt(EVENTS)) & POLLIN:
             return None
         frames = [sock.recv(NOBLOCK)]
@@ -133,7 +146,7 @@ class ZmqWire:
 
     def poll(self, timeout_ms: int) -> bool:
         """See Wire.poll."""
-        return bool(self.monitored.poll(timeout_ms))
+        return bool(self._dealer.poll(timeout_ms))
 
     @property
     def known_losses(self) -> int:
@@ -145,9 +158,15 @@ class ZmqWire:
         return self.known_losses
 
     def reconnect(self, timeout_s: float) -> None:
-        """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens."""
+        """See Wire.reconnect. libzmq has done it, or tries; it never says that nobody listens. Who
+        was not let in any more has to ask for another attempt."""
+        if self._watch is not None and (fault := self._watch.take_fault()) is not None:
+            self._dealer.disconnect(self.endpoint)
+            self._dealer.connect(self.endpoint)
+            raise fault
 
     def close(self) -> None:
         """See Wire.close."""
-        self.monitored.close()
+        self.meeting.close()
+        self._dealer.close()
         self._context.term()

@@ -31,7 +31,7 @@ class ZmtpWire:
     marks that stretch: who finds it set treats the connection as lost, as its bytes may be torn.
     """
 
-    monitored = None
+    meeting = None
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         """Connect and shake hands. Raises ConnectionLost."""

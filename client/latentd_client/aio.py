@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from latentd_client._calls import Script
     from latentd_client._given import Bias, Mask, Prompt
+    from latentd_client.keys import CurveKeys
     from latentd_client.pages import Pages
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
@@ -43,11 +44,13 @@ class AsyncClient:
 
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = 60.0,
-        connect_timeout_s: float = 5.0, reopen: bool = False,
+        connect_timeout_s: float = 5.0, reopen: bool = False, keys: CurveKeys | None = None,
     ) -> None:  # fmt: skip
         """Takes what `Client` takes; connects in `connect`."""
         self.endpoint = data_endpoint(endpoint)
-        self._session = AsyncSession(self.endpoint, timeout_s, connect_timeout_s, bool(reopen))
+        self._session = AsyncSession(
+            self.endpoint, timeout_s, connect_timeout_s, bool(reopen), keys
+        )
         self.timeout_s = self._session.timeout_s
         self._control: Control | None = None
         self._control_lock = threading.Lock()
@@ -160,5 +163,5 @@ class AsyncClient:
         self._session.check_usable()
         with self._control_lock:
             if self._control is None:
-                self._control = Control(self.info.control)
+                self._control = Control(self.info.control, keys=self._session.keys)
             return self._control

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from latentd_client._calls import Script
     from latentd_client._given import Bias, Mask, Prompt
+    from latentd_client.keys import CurveKeys
     from latentd_client.pages import Pages
     from latentd_client.protocol import Header
     from latentd_client.results import DaemonInfo, Sampling, Step
@@ -42,6 +43,7 @@ class Client:
     def __init__(
         self, endpoint: str | None = None, *, timeout_s: float = 60.0,
         connect_timeout_s: float = 5.0, spin_s: float = 0.0005, reopen: bool = False,
+        keys: CurveKeys | None = None,
     ) -> None:  # fmt: skip
         """Connect and say hello. `endpoint` defaults to LATENTD_ENDPOINT, then to
         ipc:///run/latentd/latentd.sock; `timeout_s` is the time of calls that name none.
@@ -55,10 +57,16 @@ class Client:
         and goes on with the same bits; a stream goes on behind its last step. The client keeps the
         tokens of its slots for that. ModelChanged is raised where another model answers.
 
-        Raises ConnectionLost when no daemon answers, RequestRejected("version", "draining").
+        `keys` are for a tcp endpoint that is encrypted; they default to what LATENTD_CLIENT_KEY (a
+        file of `latentd keygen`) and LATENTD_SERVER_KEY (the daemon's public key) name.
+
+        Raises ConnectionLost when no daemon answers, RequestRejected("denied", "version",
+        "draining"), KeyFault.
         """
         self.endpoint = data_endpoint(endpoint)
-        self._session = Session(self.endpoint, timeout_s, connect_timeout_s, spin_s, bool(reopen))
+        self._session = Session(
+            self.endpoint, timeout_s, connect_timeout_s, spin_s, bool(reopen), keys
+        )
         self.timeout_s = self._session.timeout_s
         self._control: Control | None = None
 
@@ -193,7 +201,7 @@ class Client:
     def _get_control(self) -> Control:
         def get() -> Control:
             if self._control is None:
-                self._control = Control(self.info.control)
+                self._control = Control(self.info.control, keys=self._session.keys)
             return self._control
 
         return self._session.turns.run(self.timeout_s, get)

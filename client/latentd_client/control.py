@@ -10,10 +10,12 @@ from latentd_client import protocol
 from latentd_client._given import data_endpoint, seconds, text_endpoint
 from latentd_client._link import Link
 from latentd_client._request import Call
+from latentd_client.keys import keys_for
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from latentd_client.keys import CurveKeys
     from latentd_client.protocol import Header
 
 
@@ -24,14 +26,22 @@ class Control:
     LATENTD_ENDPOINT or the default. Threads may share it; their calls take turns.
     """
 
-    def __init__(self, endpoint: str | None = None, *, timeout_s: float = 5.0) -> None:
-        """Raises ConnectionLost when nothing listens there."""
+    def __init__(
+        self, endpoint: str | None = None, *, timeout_s: float = 5.0, keys: CurveKeys | None = None
+    ) -> None:
+        """`keys` are for tcp, as in Client. Raises ConnectionLost when nothing listens there,
+        RequestRejected("denied"), KeyFault."""
         if endpoint is None:
             endpoint = protocol.control_endpoint(data_endpoint(None))
         endpoint = text_endpoint(endpoint)
+        self.is_remote = endpoint.startswith("tcp://")
+        """Whether the daemon may be on another machine."""
         self.timeout_s = seconds(timeout_s)
         self._lock = threading.Lock()
-        self._link = Link(endpoint, timeout_s=self.timeout_s)
+        keys = keys_for(endpoint, keys)
+        self._link = Link(endpoint, timeout_s=self.timeout_s, keys=keys)
+        if (meeting := self._link.wire.meeting) is not None:
+            meeting.close()  # who asks on a broken connection gets no answer in time
 
     def health(self) -> Header:
         """`state` ("ready", "draining" or "fault"), `boot_id`, `pid`, `uptime_s`."""
@@ -50,6 +60,13 @@ class Control:
         it was launched and when its end was seen; start and end in ns by the device's clock."""
         steps = self._ask("trace", {} if last is None else {"last": last}).get("steps")
         return steps if isinstance(steps, list) else []
+
+    def sessions(self) -> list[Header]:
+        """The sessions that the daemon has, the newest first, at most 512: `number`, who uses it
+        (`user`, `group` and `process` on ipc; `key`, its `name` and `address` over tcp), `slots`,
+        operations `running`, and `silent_s`. Others than admins are told of their own only."""
+        told = self._ask("stats", {"sessions": True}).get("sessions")
+        return told if isinstance(told, list) else []
 
     def drain(self, drain_s: float | None = None, save: str | os.PathLike[str] = "") -> None:
         """Ask the daemon to finish its running work and leave, within `drain_s` (its own default

@@ -8,6 +8,7 @@ LatentdError                     everything below; `code` is stable, the text is
     SessionLost                  a daemon is there that does not know the session: restarted
                                  without its state; slots must be opened again
       ModelChanged               it would give other tokens: none of them can be opened again
+  KeyFault                       a CURVE key or a file of one that cannot be used (client side)
   TextError                      a text or tokenizer that will not do (client side)
   DeadlineExceeded               no reply in time; the step may have run, repeat it safely
 """
@@ -27,8 +28,8 @@ CODES: Final = frozenset(
 
 
 class LatentdError(Exception):
-    """Base of all errors of latentd; `code` is one of CODES, "connection_lost", "protocol" or
-    "text"."""
+    """Base of all errors of latentd; `code` is one of CODES, "connection_lost", "protocol",
+    "key" or "text"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -49,6 +50,13 @@ class ProtocolError(LatentdError):
 
     def __init__(self, message: str) -> None:
         super().__init__("protocol", message)
+
+
+class KeyFault(LatentdError):
+    """A CURVE key, or a file of one, that cannot be used; nothing was connected or written."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("key", message)
 
 
 class TextError(LatentdError):

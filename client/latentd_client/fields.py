@@ -178,7 +178,7 @@ MAX_TRACED: Final = 1024
 
 CONTROL_OPS: Final[dict[str, tuple[Field, ...]]] = {
     "health": (),
-    "stats": (),
+    "stats": (Field("sessions", "bool", required=False),),
     "trace": (Field("last", "int", 1, MAX_TRACED, required=False),),
     "resume": (_SESSION,),
     "cancel": (_SESSION, Field("request", "int", 0, _ID)),

@@ -174,6 +174,15 @@ def has_port(endpoint: str) -> bool:
     return port.isascii() and port.isdigit() and int(port) < 1 << 16
 
 
+def as_seen_from(data: str, control: str) -> str:
+    """A control endpoint that a daemon tells, for a client that has reached its data endpoint: a
+    daemon that listens at all addresses names none."""
+    for nowhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
+        if control.startswith(nowhere) and data.startswith("tcp://"):
+            return f"{data.rpartition(':')[0]}:{control[len(nowhere) :]}"
+    return control
+
+
 def control_endpoint(endpoint: str) -> str:
     """Where the control socket is when nobody says otherwise: beside the data socket, with .ctl
     for .sock (never a longer path, the system allows 107 bytes), or the next tcp port."""

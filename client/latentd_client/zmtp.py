@@ -22,6 +22,8 @@ MAX_COMMANDS: Final = 64
 """Commands that a reader holds until its owner takes them."""
 MAX_MESSAGE_FRAMES: Final = 16384
 """Frames of a message, those included that are only counted."""
+NO_ACCESS: Final = "400"
+"""The reason of an ERROR for who may not connect: a status of ZAP, of which libzmq tells."""
 READ_BYTES: Final = 1 << 18
 """Of a reader's buffer, after which what was read is taken out of it."""
 LARGE_BYTES: Final = 1 << 12

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from latentd.access import AccessError
 from latentd.commands import (
     bench,
     check,
@@ -15,6 +16,7 @@ from latentd.commands import (
     drain,
     generate,
     install_units,
+    keygen,
     metrics,
     selftest,
     serve,
@@ -37,11 +39,18 @@ if TYPE_CHECKING:
 LOST_OUTPUT = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Why a line could not be printed: the reader has gone (which is no news), or a full disk."""
 COMMANDS = (
-    serve, demo, generate, check, config, selftest, status, top, metrics, trace, drain,
+    serve, demo, generate, check, config, selftest, status, top, metrics, trace, drain, keygen,
     install_units, bench,
 )  # fmt: skip
 """In the order of the help."""
-BAD_CONFIGURATION = (ConfigError, CheckpointError, StartError, ManifestError, EndpointError)
+BAD_CONFIGURATION = (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    EndpointError,
+    ManifestError,
+    StartError,
+)
 """What a restart does not cure: exit code 78."""
 
 

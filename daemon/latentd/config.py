@@ -13,15 +13,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from latentd.accounts import ids
 from latentd.options import (
     MAX_PREFILL_CHUNK,
     MAX_SLOTS,
     PREFILL_CHUNKS,
     PREFILL_ROWS,
+    AccessOptions,
     EngineOptions,
     LifeOptions,
 )
-from latentd.settings import ConfigError, Contradiction, Rule, Setting, rows, setting
+from latentd.settings import ConfigError, Contradiction, Rule, Setting, rows, setting, told
 from latentd.work import ServerOptions
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
 from latentd_kernels.geometry import MAX_CTX
@@ -52,6 +54,16 @@ RULES: Final = (
         "dtype = 'float32' needs device = 'cpu'; cuda runs in 'bfloat16'",
         ("dtype", "device"),
         lambda given: given.device == "cuda" and given.dtype == "float32",
+    ),
+    Rule(
+        "curve_key needs curve_clients or curve_admins, a file of the public keys that may connect",
+        ("curve_key", "curve_clients", "curve_admins"),
+        lambda given: bool(given.curve_key) and not (given.curve_clients or given.curve_admins),
+    ),
+    Rule(
+        "curve_clients and curve_admins need curve_key, a file of `latentd keygen`",
+        ("curve_key", "curve_clients", "curve_admins"),
+        lambda given: bool(given.curve_clients or given.curve_admins) and not given.curve_key,
     ),
 )
 """What settings must keep together."""
@@ -133,6 +145,29 @@ class Config:
         "server", MAX_FRAMES, "most frames in a message", "int", low=2, high=1024
     )
 
+    allow_users: str = setting(
+        "access", "", "who may connect on ipc, beside allow_groups; without both lists all whom "
+        "the socket's directory lets through", "users", reloadable=True,
+    )  # fmt: skip
+    allow_groups: str = setting(
+        "access", "", "whose members may connect on ipc", "groups", reloadable=True
+    )
+    admin_users: str = setting(
+        "access", "", "who may drain on ipc, beside root and the daemon's own user", "users",
+        reloadable=True,
+    )  # fmt: skip
+    curve_key: Path | None = setting(
+        "access", None, "key pair of the daemon (`latentd keygen`): tcp is encrypted, and may be "
+        "served to other machines", "path",
+    )  # fmt: skip
+    curve_clients: Path | None = setting(
+        "access", None, "file of the public keys that may connect over tcp, a line each, a name "
+        "behind it", "path", reloadable=True,
+    )  # fmt: skip
+    curve_admins: Path | None = setting(
+        "access", None, "the same of those that may connect and drain", "path", reloadable=True
+    )
+
     drain_s: float = setting(
         "life cycle", 30.0, "time that running work gets after SIGTERM", "float", high=3600,
         reloadable=True,
@@ -164,11 +199,26 @@ class Config:
 
     def server_options(self) -> ServerOptions:
         """Where and how the server serves."""
-        return ServerOptions(**self._shared(ServerOptions))
+        return ServerOptions(**self._shared(ServerOptions), access=self.access_options())
 
     def life_options(self) -> LifeOptions:
-        """How the daemon ends and begins."""
-        return LifeOptions(**self._shared(LifeOptions))
+        """How the daemon ends and begins, and for whom."""
+        return LifeOptions(**self._shared(LifeOptions), access=self.access_options())
+
+    def access_options(self) -> AccessOptions:
+        """Who may connect and who may drain."""
+        return AccessOptions(
+            self._ids("allow_users"), self._ids("allow_groups"), self._ids("admin_users"),
+            self.curve_key, self.curve_clients, self.curve_admins, self.save,
+        )  # fmt: skip
+
+    def _ids(self, name: str) -> frozenset[int]:
+        """Those of a setting that lists accounts: they were there when it was checked."""
+        kind, text = SETTINGS[name].kind, getattr(self, name)
+        found = ids(kind, text)
+        if found is None:
+            raise ConfigError(f"{name} = {told(text)}: one of these {kind} is not there any more")
+        return found
 
     def _shared(self, kind: type[EngineOptions | ServerOptions | LifeOptions]) -> dict[str, Any]:
         names = {item.name for item in fields(kind)} & SETTINGS.keys()

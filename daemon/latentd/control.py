@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from latentd.replies import Outbox
 from latentd.requests import is_version, read_id, refuse_op, refuse_version
+from latentd.session_list import told_to
 from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import field_checks, fields, protocol
 from latentd_client.errors import ProtocolError, RequestRejected
@@ -21,6 +22,8 @@ from latentd_client.fields import MAX_TRACED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from latentd.access import Access
+    from latentd.credentials import Credentials
     from latentd.figures import Figures
     from latentd.routing import Router
     from latentd.sessions import Sessions
@@ -42,12 +45,13 @@ class ControlThread:
     thread, `post_cancel` and `drain` act there."""
 
     def __init__(
-        self, router: Router, sessions: Sessions, figures: Figures,
+        self, router: Router, sessions: Sessions, access: Access, figures: Figures,
         post_cancel: Callable[[str, int], None], drain: Callable[[float | None, Path | None], None],
     ) -> None:  # fmt: skip
         self.state = "ready"
         self._router = router
         self._sessions = sessions
+        self._access = access
         self._outbox = Outbox(router)
         self._figures = figures
         self._post_cancel = post_cancel
@@ -112,42 +116,41 @@ class ControlThread:
             self._outbox.refuse(peer, request_id, RequestRejected("invalid", str(error)))
 
     def _serve(self, op: str, header: Header, peer: bytes) -> Header:
-        sessions = self._sessions
+        sessions, who = self._sessions, self._router.who(peer)
+        self._access.check(who)
         if op == "health":
             uptime_s = time.monotonic() - self._started
             return {"state": self.state, "boot_id": sessions.boot_id, "pid": os.getpid(),
                     "uptime_s": uptime_s, "sessions": len(sessions)}  # fmt: skip
         if op == "stats":
-            return {"stats": self._figures.stats()}
+            told: Header = {}
+            if header.get("sessions"):
+                told["sessions"] = told_to(who, sessions, self._access)
+            return {"stats": self._figures.stats(), **told}
         if op == "trace":
             return self._figures.trace(header.get("last", MAX_TRACED))
         if op == "drain":
-            check_owner(self._router.user(peer))
-            self._drain(header.get("drain_s"), read_target(header.get("save")))
+            self._access.check_admin(who, op)
+            self._drain(header.get("drain_s"), self._read_target(header.get("save"), who))
             return {}
         if header.get("session") is None:
             return {}
         session = sessions.renew(header["session"], time.monotonic())
+        session.check_owner(who)
         if op == "cancel":
             known = header["request"] in session.running
             self._post_cancel(session.token, header["request"])
             return {"known": known}
         return {"boot_id": sessions.boot_id, "lease_s": sessions.lease_s}
 
-
-def read_target(save: str | None) -> Path | None:
-    """Where a drain is to save. Raises "invalid" when that cannot be."""
-    if save is None:
-        return None
-    try:
-        check_target(target := Path(save))
-    except (SnapshotError, ValueError, OSError) as error:
-        raise RequestRejected("invalid", f"drain: field save: {error}") from None
-    return target
-
-
-def check_owner(user: int | None) -> None:
-    """Let only root and the daemon's own user through. Raises "denied"."""
-    if user not in (0, os.getuid()):
-        who = "an unknown user" if user is None else f"user {user}"
-        raise RequestRejected("denied", f"drain: {who} is neither root nor the daemon's own")
+    def _read_target(self, save: str | None, who: Credentials) -> Path | None:
+        """Where a drain is to save. Raises "denied" where not for this peer, "invalid" where that
+        cannot be."""
+        if save is None:
+            return None
+        try:
+            self._access.check_target(who, target := Path(save))
+            check_target(target)
+        except (SnapshotError, ValueError, OSError) as error:
+            raise RequestRejected("invalid", f"drain: field save: {error}") from None
+        return target

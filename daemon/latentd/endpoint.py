@@ -38,9 +38,12 @@ class Bindable(Protocol):
 class Binding:
     """One endpoint, bound and locked until `release`. `endpoint` is where clients connect."""
 
-    def __init__(self, socket: Bindable, endpoint: str, is_bound: bool = False) -> None:
+    def __init__(
+        self, socket: Bindable, endpoint: str, is_bound: bool = False, is_guarded: bool = False
+    ) -> None:
         """Bind the socket. With `is_bound` a path is only locked: the service manager has bound it
-        and takes it away (`handed_over`). Raises EndpointError."""
+        and takes it away (`handed_over`). A tcp socket that `is_guarded` (CURVE) may be reached
+        from other machines. Raises EndpointError."""
         self.endpoint = endpoint
         self._path: str | None = None
         self._lock = -1
@@ -48,7 +51,7 @@ class Binding:
             if endpoint.startswith("ipc://"):
                 self._bind_path(socket, endpoint[6:], is_bound)
             elif endpoint.startswith("tcp://"):
-                _check_address(endpoint)
+                _check_address(endpoint, is_guarded)
                 socket.bind(endpoint)
                 assert isinstance(socket, zmq.Socket)
                 last = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -144,9 +147,11 @@ def _warn_once(directory: str, mode: int) -> None:
     )  # fmt: skip
 
 
-def _check_address(endpoint: str) -> None:
+def _check_address(endpoint: str, is_guarded: bool) -> None:
     if not protocol.has_port(endpoint):
         raise EndpointError(f"endpoint {endpoint}: it must end with a port, 0 to 65535")
+    if is_guarded:
+        return
     host = endpoint[6:].rpartition(":")[0].strip("[]")
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -154,5 +159,7 @@ def _check_address(endpoint: str) -> None:
         is_loopback = False
     if not is_loopback:
         raise EndpointError(
-            f"endpoint {endpoint}: tcp is served on loopback only (127.0.0.1 or [::1])"
+            f"endpoint {endpoint}: without CURVE tcp is served on loopback only (127.0.0.1 or "
+            "[::1]); make a key with `latentd keygen FILE`, set curve_key to it and curve_clients "
+            "to a file of the clients' public keys"
         )

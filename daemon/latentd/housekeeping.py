@@ -51,6 +51,15 @@ def look_after_waiting(work: Work) -> None:
         break_stall(work)
 
 
+def end_denied(work: Work) -> None:
+    """End the sessions of those who may not connect any more."""
+    work.seen_access = work.access.version
+    for session in list(work.sessions):
+        if not work.access.admits(session.who):
+            log.info("the session of %s is ended: it may not connect any more", session.who)
+            work.end_session(session)
+
+
 def drop_late_adoptions(work: Work) -> None:
     """Free the pages of adoptions that nobody has gone on with for the time of a lease."""
     for session in work.sessions:
@@ -61,6 +70,8 @@ def drop_late_adoptions(work: Work) -> None:
 
 def end_leases(work: Work) -> None:
     """Stop the streams of sessions that nobody renews, free what their grace period has left."""
+    if work.seen_access != work.access.version:
+        end_denied(work)
     lost, ended = work.sessions.overdue(work.now)
     for session in lost:
         work.stop_streams(session)

@@ -20,8 +20,11 @@ from latentd_client import protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from latentd.access import Access
+    from latentd.curve import Doorman
     from latentd.routing import Message, Router
     from latentd.work import ServerOptions
+    from latentd_client.keys import KeyPair
 
 
 class Listener:
@@ -30,9 +33,12 @@ class Listener:
     when the data socket is of libzmq and the engine may poll."""
 
     def __init__(
-        self, options: ServerOptions, handed_over: Mapping[str, socket.socket] | None = None
-    ) -> None:
+        self, options: ServerOptions, access: Access,
+        handed_over: Mapping[str, socket.socket] | None = None,
+    ) -> None:  # fmt: skip
         """Bind both, but for those of `handed_over`, which listen already. Raises EndpointError."""
+        self._access = access
+        self._doorman: Doorman | None = None  # once there is a socket to be guarded
         self._handed_over = handed_over or {}
         self._context = zmq.Context()
         self._bindings: list[Binding] = []
@@ -58,7 +64,7 @@ class Listener:
     def _bind(self, endpoint: str, max_frame_bytes: int, max_frames: int) -> Router:
         """A socket that listens."""
         if endpoint.startswith("ipc://"):
-            ours = ZmtpRouter(max_frame_bytes, max_frames)
+            ours = ZmtpRouter(max_frame_bytes, max_frames, self._access)
             self._routers.append(ours)
             listening = self._handed_over.get(endpoint)
             self._bindings.append(Binding(ours, endpoint, is_bound=listening is not None))
@@ -67,7 +73,10 @@ class Listener:
             return ours
         theirs = make_router(self._context, max_frame_bytes, endpoint.startswith("tcp://["))
         self._routers.append(router := ZmqRouter(theirs, max_frames))
-        self._bindings.append(Binding(theirs, endpoint))
+        if (pair := self._access.pair) is not None:
+            self._doorman = self._doorman or _hire_doorman(self._context, pair, self._access)
+            self._doorman.guard(theirs)
+        self._bindings.append(Binding(theirs, endpoint, is_guarded=pair is not None))
         return router
 
     @property
@@ -125,6 +134,16 @@ class Listener:
             router.close(linger_ms)
         if self.pulse is not None:
             self.pulse.close()
+        if self._doorman is not None:
+            self._doorman.close()
         self._context.term()
         self._waker.close()
         self._wakee.close()
+
+
+def _hire_doorman(
+    context: zmq.Context[zmq.Socket[bytes]], pair: KeyPair, access: Access
+) -> Doorman:
+    from latentd.curve import Doorman  # needs asyncio, and few need it
+
+    return Doorman(context, pair, access)

@@ -68,7 +68,7 @@ class JournalHandler(logging.Handler):
     def __init__(self, path: str) -> None:
         """Raises OSError when no journal listens there."""
         super().__init__()
-        self.setFormatter(logging.Formatter("%(message)s"))  # basicConfig has another one for none
+        self.setFormatter(logging.Formatter("%(message)s"))  # else basicConfig sets another one
         self._lost = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -70,10 +70,28 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class AccessOptions:
+    """Ids of users and groups, on ipc: those of `allow_users` and `allow_groups` may connect (all,
+    if both are empty), `admin_users` may drain too. Over tcp `curve_key` is the file of the
+    daemon's key pair, and `curve_clients` and `curve_admins` are files of public keys, a line each
+    with a name behind it. Who is an admin through these lists may have a snapshot saved beside
+    `save`, nowhere else. A reload may change all but `curve_key`."""
+
+    allow_users: frozenset[int] = frozenset()
+    allow_groups: frozenset[int] = frozenset()
+    admin_users: frozenset[int] = frozenset()
+    curve_key: Path | None = None
+    curve_clients: Path | None = None
+    curve_admins: Path | None = None
+    save: Path | None = None
+
+
+@dataclass(frozen=True)
 class LifeOptions:
-    """How the daemon ends and begins: the time that running work gets, where slots are saved, and
-    where the last ones are. A reload may change all but `restore`."""
+    """How the daemon ends and begins, and for whom: the time that running work gets, where slots
+    are saved, and where the last ones are. A reload may change all but `restore`."""
 
     drain_s: float = 30.0
     save: Path | None = None
     restore: Path | None = None
+    access: AccessOptions = field(default_factory=AccessOptions)

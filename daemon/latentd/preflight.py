@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd.access import Access, AccessError
 from latentd.endpoint import Binding, EndpointError
 from latentd_client import protocol
 
@@ -29,7 +30,7 @@ def raise_file_limit() -> None:
 def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -> None:
     """Bind both endpoints and let go of them, so that a path that cannot be served is refused
     before weights are loaded. Those of `handed_over` are bound already, and must be among
-    them: nobody else would serve who connects there. Raises EndpointError."""
+    them: nobody else would serve who connects there. Raises EndpointError, AccessError."""
     control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
     if control == options.endpoint and control.startswith("ipc://"):
         raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
@@ -40,7 +41,16 @@ def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -
                 f"control_endpoint {control}: give latentd.socket the same paths (ListenStream=), "
                 "or mask it"
             )
+    is_guarded = Access(options.access).pair is not None
+    has_lists = options.access.allow_users or options.access.allow_groups
+    for endpoint in (options.endpoint, control):
+        if endpoint.startswith("tcp://") and has_lists and not is_guarded:
+            raise AccessError(
+                f"endpoint {endpoint} would let every user of this machine in, and allow_users or "
+                "allow_groups only some: serve ipc alone, or set curve_key"
+            )
     with zmq.Context() as context, ExitStack() as bound:
         for endpoint in (options.endpoint, control):
             router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
-            bound.callback(Binding(router, endpoint, endpoint in handed_over).release)
+            is_bound = endpoint in handed_over
+            bound.callback(Binding(router, endpoint, is_bound, is_guarded).release)

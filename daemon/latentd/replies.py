@@ -30,6 +30,7 @@ class Outbox:
     """The sending side of a router."""
 
     def __init__(self, router: Router) -> None:
+        self.router = router
         self._send = router.try_send
         self._has_room = router.has_room
         self._parked: dict[bytes, Parked] = {}

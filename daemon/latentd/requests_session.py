@@ -28,8 +28,9 @@ def hello(
             versions=[protocol.VERSION, protocol.VERSION],
         )
     work.check_launch(None)
+    work.access.check(work.outbox.router.who(peer))
     session = work.sessions.create(work.now)
-    session.peer = peer
+    work.move(session, peer)
     return {"session": session.token, **_hello_fields(work)}
 
 

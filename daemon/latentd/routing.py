@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container
 
+    from latentd.credentials import Credentials
+
 Frames: TypeAlias = "list[bytes | memoryview]"
 Message: TypeAlias = tuple[bytes, list[bytes], int]
 """A peer's name, the frames of its message, and their true number (those beyond a limit are not
@@ -39,8 +41,8 @@ class Router(Protocol):
     def has_room(self, peer: bytes) -> bool:
         """Whether a stream may send to a peer; replies need not ask."""
 
-    def user(self, peer: bytes) -> int | None:
-        """The id of the user on the other end, if that can be told."""
+    def who(self, peer: bytes) -> Credentials:
+        """Who is on the other end, as far as that can be told."""
 
     def look(self) -> bool:
         """Whether `receive` may find something."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from latentd import handed_over, snapshot, snapshot_files
+from latentd.access import AccessError
 from latentd.backend import start_engine
 from latentd.freed_memory import keep_freed_memory
 from latentd.leaving import leaving_on_device_fault
@@ -47,8 +48,8 @@ log = logging.getLogger("latentd")
 
 class Daemon:
     """One serving process. `reload` reads the configuration again and returns what may change
-    while serving; it raises ValueError or SnapshotError when that cannot be used, and nothing has
-    changed then."""
+    while serving; it raises ValueError, SnapshotError or AccessError when that cannot be used, and
+    nothing has changed then."""
 
     def __init__(
         self, options: LifeOptions, reload: Callable[[], LifeOptions], notifier: Notifier
@@ -169,7 +170,7 @@ class Daemon:
         status = self._status
         try:
             self._take_over(self._reload())
-        except (ValueError, SnapshotError) as error:
+        except (ValueError, SnapshotError, AccessError) as error:
             log.error("reload failed, the old settings stay: %s", error)
             status = f"{status}; reload failed: {error}"
         if self._status and not self._is_stopping:
@@ -177,7 +178,8 @@ class Daemon:
 
     def _take_over(self, options: LifeOptions) -> None:
         """Have these settings from now on."""
+        if self._server is not None:
+            self._server.access.reload(options.access)
+            self._server.drain_s = options.drain_s
         self._save_to = None if options.save is None else options.save.absolute()
         self._drain_s = options.drain_s
-        if self._server is not None:
-            self._server.drain_s = options.drain_s

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd import housekeeping, requests
+from latentd.access import Access
 from latentd.completions import complete
 from latentd.control import ControlThread
 from latentd.figures import Figures, take_down
@@ -65,13 +66,14 @@ class Server:
         handed_over: Mapping[str, socket.socket] | None = None,
     ) -> None:  # fmt: skip
         """`on_tick` is called on the engine thread a few times a second (the watchdog);
-        `handed_over` has sockets that listen already, by endpoint."""
+        `handed_over` has sockets that listen already, by endpoint. Raises AccessError."""
         self._engine = engine
         self._options = options
         self._handed_over = handed_over
         self.drain_s = options.drain_s
         """Time for running work when the control socket is asked to drain without naming one."""
         self.sessions = Sessions(options.lease_s, options.grace_s)
+        self.access = Access(options.access)
         self.save_to: Path | None = None
         """Where whoever asked for the drain wants to have the slots saved."""
         self._on_tick = on_tick
@@ -100,17 +102,19 @@ class Server:
     def bind(self) -> None:
         """Bind both sockets and start the control thread. Raises EndpointError."""
         options = self._options
-        listener = self._listener = Listener(options, self._handed_over)
+        listener = self._listener = Listener(options, self.access, self._handed_over)
         sessions = self.sessions
         self._outbox = Outbox(listener.router)
-        self._work = Work(self._engine, options, sessions, self._outbox, self.control_endpoint)
+        self._work = Work(
+            self._engine, options, sessions, self._outbox, self.access, self.control_endpoint
+        )
         figures = Figures(lambda: self._post(publish), take_down(self._work))
 
         def publish() -> None:
             figures.publish(take_down(self._work))
 
         self._control = ControlThread(
-            listener.control_router, sessions, figures, self._post_cancel, self._drain
+            listener.control_router, sessions, self.access, figures, self._post_cancel, self._drain
         )
         self._control.start()
 

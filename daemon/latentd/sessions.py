@@ -10,12 +10,14 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latentd.credentials import UNKNOWN
 from latentd.records import OpenRecord, SlotRecord
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
+    from latentd.credentials import Credentials
     from latentd.requests_adopt import Adoption
     from latentd.runs import Run
 
@@ -38,8 +40,8 @@ def _hash(token: str) -> bytes:
 @dataclass(eq=False, slots=True)
 class Session:
     """One client. `expires_at` is moved by every message, and by `renew` from another thread;
-    `peer` sent its last message to the engine thread. `token` is empty in a session that was
-    restored and that nobody has gone on with yet."""
+    `peer` sent its last message to the engine thread, and `who` is that. `token` is empty in a
+    session that was restored and that nobody has gone on with yet. `number` names it to people."""
 
     token: str
     token_hash: bytes
@@ -52,6 +54,15 @@ class Session:
     running: dict[int, Run] = field(default_factory=dict)  # opens and streams by request id
     is_gone: bool = False
     peer: bytes = b""
+    who: Credentials = UNKNOWN
+    owner: str | None = None  # Credentials.owner; None where a snapshot does not tell
+    number: int = 0
+
+    def check_owner(self, who: Credentials) -> None:
+        """Raise RequestRejected("denied") for another user than the session's, who may have seen
+        its token."""
+        if self.owner is not None and self.owner != who.owner:
+            raise RequestRejected("denied", f"the session is another user's, not that of {who}")
 
     def record(self, slot_id: int, epoch: int) -> SlotRecord:
         """The session's slot. Raises RequestRejected("epoch_gone"), also for others' slots."""
@@ -124,12 +135,18 @@ class Sessions:
         self._by_token: dict[str, Session] = {}  # those whose token is known
         self._ended: dict[bytes, float] = {}  # closed sessions: when, by the hash of the token
         self._closed_weight = 0  # of all sessions
+        self._num_made = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
+
+    def snapshot(self) -> list[Session]:
+        """All of them now, the oldest first. Safe on any thread: a list is made of a dict's values
+        without letting go of the interpreter."""
+        return list(self._sessions.values())
 
     def create(self, now: float) -> Session:
         """A new session. At MAX_SESSIONS the one that owns nothing and was silent longest gives
@@ -151,7 +168,8 @@ class Sessions:
 
     def take_back(self, token_hash: bytes, now: float) -> Session:
         """A session of which only the hash of its token is known; who has the token has it."""
-        session = Session("", token_hash, now + self.lease_s)
+        self._num_made += 1
+        session = Session("", token_hash, now + self.lease_s, number=self._num_made)
         self._sessions[token_hash] = session
         return session
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from latentd import accounts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages"]
+Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages", "users", "groups"]
 
 
 class ConfigError(ValueError):
@@ -88,6 +90,8 @@ class Setting:
             "pages": f"0, auto, or a number of pages up to {self.high}",
             "endpoint": "ipc:///absolute/path or tcp://host:port",
             "path": "a path of printable characters",
+            "users": "users by name or id, with commas between them",
+            "groups": "groups by name or id, with commas between them",
             "text": " or ".join(self.choices) or "a text of printable characters",
         }
         return texts[self.kind]
@@ -130,6 +134,8 @@ class Setting:
             return value.startswith(("ipc:///", "tcp://"))
         if self.kind == "pages":
             return value == "auto"
+        if self.kind in ("users", "groups"):
+            return bool(value) and accounts.ids(self.kind, value) is not None
         if self.kind == "path":
             return bool(value)
         return self.kind == "text" and (value in self.choices if self.choices else bool(value))

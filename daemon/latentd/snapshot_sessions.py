@@ -59,11 +59,13 @@ class SavedRecord:
 
 @dataclass
 class SavedSession:
-    """A session, named by the hash of its token alone; `opens` are done, by key."""
+    """A session, named by the hash of its token alone; `opens` are done, by key; `owner` may use
+    it."""
 
     token_hash: bytes
     slots: list[SavedRecord]
     opens: dict[str, SavedReply]
+    owner: str | None = None
 
 
 KINDS = (SavedStream, SavedReply, SavedRecord, SavedSession)
@@ -89,7 +91,7 @@ def take(session: Session) -> SavedSession:
         for key, opened in session.opens.items()
         if opened.stored is not None
     }
-    return SavedSession(session.token_hash, records, opens)
+    return SavedSession(session.token_hash, records, opens, session.owner)
 
 
 def _take_reply(stored: Reply) -> SavedReply:
@@ -111,6 +113,7 @@ def _take_stream(run: StreamRun) -> SavedStream:
 def put_back(sessions: Sessions, saved: SavedSession, now: float) -> None:
     """Make a session of it, with a new lease. Closed slots are kept for a grace period again."""
     session = sessions.take_back(saved.token_hash, now)
+    session.owner = saved.owner
     for old in saved.slots:
         record = session.add_slot(old.slot_id, old.epoch, "")
         for pos, reply in old.replies:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError, Contradiction, told
+from latentd_client import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 FILE_VARIABLE: Final = "LATENTD_CONFIG"
 NO_SETTINGS: Final = {
     FILE_VARIABLE: "the TOML file; `--config-file` wins",
+    keys.FILE_VARIABLE: "a client's key pair, see security.md",
+    keys.SERVER_VARIABLE: "to a client, the daemon's public key",
     "LATENTD_CUBINS": "what building the package compiles, see README.md",
     "LATENTD_WHEEL": "the folder of the wheel that `make test` looks at",
     "LATENTD_TRANSCRIPT": "where `make systemd-test` writes what it saw",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.histogram import Histogram
+from latentd.options import AccessOptions
 from latentd.routing import Sent
 from latentd.runs import AttendRun, OpenRun, SeatRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import let_in, turn_all_away, turn_away
@@ -15,6 +16,7 @@ from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
+    from latentd.access import Access
     from latentd.engine_protocol import EngineProtocol
     from latentd.operations import Reason, Request
     from latentd.records import SlotRecord
@@ -43,6 +45,7 @@ class ServerOptions:
     session_credits: int = 65536
     max_waiting: int = 0
     drain_s: float = 30.0
+    access: AccessOptions = field(default_factory=AccessOptions)
 
     @property
     def shared_credits(self) -> int:
@@ -57,12 +60,13 @@ class Work:
     them. `fault` is set when the device has failed, `is_draining` when new work is refused.
     `took_piece`: a request has just moved pages, and the next launch comes before the next request.
     `first_token` has the times from a prompt's request, its wait for room included, to its token.
-    """
+    `seen_access` is the version of the rules of access that the sessions keep."""
 
     engine: EngineProtocol
     options: ServerOptions
     sessions: Sessions
     outbox: Outbox
+    access: Access
     control: str
     runs: dict[Request, Run] = field(default_factory=dict)
     undelivered: dict[StreamRun, None] = field(default_factory=dict)
@@ -73,15 +77,23 @@ class Work:
     is_draining: bool = False
     fault: str | None = None
     took_piece: bool = False
+    seen_access: int = 0
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRoom(self.options.max_waiting)
 
     def renew(self, token: str, peer: bytes) -> Session:
-        """The session of a token that came from a peer. Raises like `Sessions.renew`."""
+        """The session of a token that came from a peer. Raises like `Sessions.renew` and `move`."""
         session = self.sessions.renew(token, self.now)
-        session.peer = peer
+        if session.peer != peer:
+            self.move(session, peer)
         return session
+
+    def move(self, session: Session, peer: bytes) -> None:
+        """A session is used on another connection from now on. Raises RequestRejected("denied")."""
+        who = self.outbox.router.who(peer)
+        session.check_owner(who)
+        session.peer, session.who, session.owner = peer, who, who.owner
 
     def check_fault(self) -> None:
         """Raise RequestRejected when the device has failed."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import zmq
 
+from latentd.credentials import UNKNOWN, Credentials
 from latentd.parking import size_of
 from latentd.routing import SEND_QUEUE, Frames, Message, Sent
 
@@ -20,6 +22,8 @@ LARGE_BYTES = 1 << 16
 """Messages from here on are tracked until they have left the process."""
 MAX_QUEUED_BYTES = 64 << 20
 """Of those on their way to one peer: libzmq counts messages only."""
+MAX_KNOWN = 4096
+"""Peers of whom is known who they are: libzmq does not tell that one has gone."""
 
 
 def make_router(
@@ -43,6 +47,7 @@ class ZmqRouter:
         self._max_frames = max_frames
         self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond
         self._queued: dict[bytes, list[tuple[zmq.MessageTracker, int]]] = {}  # and their bytes
+        self._known: dict[bytes, Credentials] = {}
         self._is_ready = False  # the next receive need not ask
         self._wakee: Wakee | None = None
         self._poller = zmq.Poller()
@@ -56,7 +61,7 @@ class ZmqRouter:
         elif not int(socket.getsockopt(EVENTS)) & POLLIN:
             return None
         peer = socket.recv(NOBLOCK)
-        frames = [socket.recv(NOBLOCK)]
+        frames = [socket.recv(NOBLOCK) if peer in self._known else self._meet(peer)]
         count = 1
         while socket.getsockopt(RCVMORE):
             frame = socket.recv(NOBLOCK)
@@ -64,6 +69,21 @@ class ZmqRouter:
             if count <= self._max_frames:
                 frames.append(frame)
         return peer, frames, count
+
+    def _meet(self, peer: bytes) -> bytes:
+        """The first frame of a peer that is new, or long not heard of; note who it is."""
+        frame = self._socket.recv(NOBLOCK, copy=False)
+        assert isinstance(frame, zmq.Frame)
+        told = {}
+        for name in ("User-Id", "Peer-Address"):
+            with contextlib.suppress(zmq.ZMQError):  # without CURVE there is no user
+                told[name] = str(frame.get(name))
+        self._known[peer] = Credentials(
+            key=told.get("User-Id", ""), address=told.get("Peer-Address", "")
+        )
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        return frame.bytes
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send."""
@@ -130,9 +150,9 @@ class ZmqRouter:
         """See Router.has_room: `try_send` tells."""
         return True
 
-    def user(self, peer: bytes) -> int | None:
-        """See Router.user: over tcp it cannot be told."""
-        return None
+    def who(self, peer: bytes) -> Credentials:
+        """See Router.who."""
+        return self._known.get(peer, UNKNOWN)
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container
 
+    from latentd.access import Access
+
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 
@@ -27,12 +29,14 @@ OUT: Final = select.EPOLLOUT
 class Crowd:
     """The peers, by name (the oldest first) and by descriptor, and the epoll that watches them."""
 
-    def __init__(self, max_frame_bytes: int, max_frames: int, max_message_bytes: int) -> None:
-        """The limits are those of a peer's messages."""
+    def __init__(self, limits: tuple[int, int, int], access: Access) -> None:
+        """`limits` are those of a FrameReader; `access` says who may come, and who has to go when
+        that is changed."""
         self.by_name: dict[bytes, ZmtpPeer] = {}
         self.by_fd: dict[int, ZmtpPeer] = {}
         self.epoll = select.epoll()
-        self._limits = max_frame_bytes, max_frames, max_message_bytes
+        self._limits = limits
+        self._access, self._access_version = access, access.version
         self._door = Door(self.epoll)
         self._holdings = Holdings()
         self._num_accepted = 0
@@ -62,6 +66,8 @@ class Crowd:
         if peer.is_lost:  # it went before its turn came
             peer.close()
             return
+        if not self._access.admits(peer.who):
+            peer.refuse()
         self.by_name[name] = self.by_fd[sock.fileno()] = peer
         self._holdings.note(peer)
         peer.mask = IN
@@ -92,8 +98,17 @@ class Crowd:
             self._strangers.warn("a connection was refused: the peer %s", peer.fault)
         peer.close()  # which takes it out of epoll too
 
+    def _turn_out(self) -> None:
+        """Close the connections of those who may not connect any more."""
+        self._access_version = self._access.version
+        for peer in list(self.by_name.values()):
+            if not self._access.admits(peer.who):
+                self.drop(peer)
+
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""
+        if self._access_version != self._access.version:
+            self._turn_out()
         for peer in self._holdings.tick(now):
             self.drop(peer)
         if self._door.is_shut:

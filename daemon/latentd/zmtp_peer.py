@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from latentd import credentials
 from latentd.routing import SEND_QUEUE
 from latentd.zmtp_greeter import Greeter
 from latentd_client import zmtp
 
 if TYPE_CHECKING:
+    import socket
+
     from latentd.routing import Frames
 
 QUEUED_BYTES: Final = 64 << 20
@@ -19,8 +20,6 @@ QUEUED_BYTES: Final = 64 << 20
 STREAM_SHARE: Final = 2
 """Streams fill one part in so many of a queue, so that they alone do not keep it full."""
 READY: Final = zmtp.ready(b"ROUTER")
-_UCRED: Final = struct.Struct("iII")
-"""Process, user and group."""
 
 
 class ZmtpPeer:
@@ -34,6 +33,7 @@ class ZmtpPeer:
     ) -> None:
         """Say hello on a fresh connection."""
         self.name = name
+        self.who = credentials.of_socket(sock)
         self.socket = sock
         self.came_at = came_at
         self.mask = 0  # what the owner waits for
@@ -43,6 +43,7 @@ class ZmtpPeer:
         self.is_bulky = False
         self.was_plain = False  # the last read was one whole message and nothing else
         self.fault = ""
+        self._is_refused = False
         self._greeter: Greeter | None = Greeter()  # until hands were shaken
         self._reader = reader
         self._queue: deque[memoryview] = deque()
@@ -66,12 +67,6 @@ class ZmtpPeer:
             len(self._queue) < SEND_QUEUE // STREAM_SHARE
             and self._queued_bytes < QUEUED_BYTES // STREAM_SHARE
         )
-
-    @property
-    def user(self) -> int:
-        """The id of the peer's user, when it connected (unix(7), SO_PEERCRED)."""
-        data = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return int(_UCRED.unpack(data)[1])
 
     @property
     def held_bytes(self) -> int:
@@ -125,13 +120,21 @@ class ZmtpPeer:
         self.is_busy = message is not None and reader.has_more
         return message
 
+    def refuse(self) -> None:
+        """End the handshake, which has only begun, with a refusal."""
+        self._is_refused = True
+
     def _greet(self, greeter: Greeter, data: memoryview) -> memoryview:
         """Go on with the handshake; what is left behind it."""
         was_greeted = greeter.is_greeted
         data = greeter.feed(data)
-        if greeter.is_greeted and not was_greeted:
+        if greeter.is_greeted and not was_greeted and not self._is_refused:
             self._send(READY)  # also to one that will be dropped: it does no harm
-        if greeter.is_done:
+        if greeter.is_done and self._is_refused:  # not before: what it still sent would be torn
+            self.fault = f"is {self.who}, who may not connect (allow_users, allow_groups)"
+            self.is_lost = True
+            self._send(zmtp.error(zmtp.NO_ACCESS))
+        elif greeter.is_done:
             self._greeter = None
         elif greeter.fault:
             self.fault = greeter.fault

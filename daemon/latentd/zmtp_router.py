@@ -17,6 +17,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from latentd.access import Access
+from latentd.credentials import UNKNOWN
 from latentd.routing import Message, Sent
 from latentd.zmtp_crowd import IN, OUT, Crowd
 from latentd_client import protocol
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Container
 
+    from latentd.credentials import Credentials
     from latentd.routing import Frames
     from latentd.zmtp_peer import ZmtpPeer
 
@@ -39,10 +42,12 @@ class ZmtpRouter:
     """Many peers on one listening path. They are served in turn, a message each; a peer is read
     again when all of its messages were taken and there is room for its replies."""
 
-    def __init__(self, max_frame_bytes: int, max_frames: int) -> None:
-        """A message has at most one frame of `max_frame_bytes` beside its header."""
+    def __init__(self, max_frame_bytes: int, max_frames: int, access: Access | None = None) -> None:
+        """A message has at most one frame of `max_frame_bytes` beside its header; `access` says who
+        may connect."""
         max_message_bytes = max_frame_bytes + protocol.MAX_HEADER_BYTES
-        crowd = self._crowd = Crowd(max_frame_bytes, max_frames, max_message_bytes)
+        limits = max_frame_bytes, max_frames, max_message_bytes
+        crowd = self._crowd = Crowd(limits, access or Access())
         self._peers, self._by_fd = crowd.by_name, crowd.by_fd
         self._poll = crowd.epoll.poll
         self._events: list[tuple[int, int]] = []  # seen by `look` and not dealt with
@@ -143,10 +148,10 @@ class ZmtpRouter:
         to = self._peers.get(peer)
         return to is None or to.has_room
 
-    def user(self, peer: bytes) -> int | None:
-        """See Router.user."""
+    def who(self, peer: bytes) -> Credentials:
+        """See Router.who."""
         to = self._peers.get(peer)
-        return None if to is None else to.user
+        return UNKNOWN if to is None else to.who
 
     def look(self) -> bool:
         """See Router.look."""

@@ -48,7 +48,7 @@ def test_a_call_at_the_moment_of_a_break_goes_out_on_the_next_connection(endpoin
 def test_a_blocking_call_at_that_moment_does_so_too(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_link, "open_wire", lambda where, timeout_s: ZmqWire(where))
+    monkeypatch.setattr(_link, "open_wire", ZmqWire)
     engine = FakeEngine(max_slots=ROUNDS)
     with serving(endpoint, engine) as running, Client(endpoint, timeout_s=3) as client:
         for _ in range(ROUNDS):

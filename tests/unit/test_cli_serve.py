@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 from latentd.commands import bench_attend, latency
 from latentd.commands.child import Child
 from latentd.demo import model_dir
-from latentd_client import Client, Control, RequestRejected, protocol
+from latentd_client import Client, Control, CurveKeys, RequestRejected, protocol
+from latentd_client.keys import write_pair
 from processes import latentd
 
 pytest.importorskip("torch")
@@ -314,7 +316,7 @@ def test_sighup_reads_the_log_level_again(tmp_path: Path, tiny: Path) -> None:
         child.wait_ready(START_S, lambda status: None)
         file.write_text("log_level = 'debug'\ndrain_s = 1.5\nspin_us = 9\n")
         child.process.send_signal(signal.SIGHUP)
-        reloaded = "reloaded: drain_s 1.5, save None, log_level debug"
+        reloaded = "reloaded: drain_s 1.5, log_level debug"
         wait_for(lambda: reloaded in child.log.read_text())
         assert "spin_us has changed; a restart is needed" in child.log.read_text()
         file.write_text("log_level = 'loud'\n")
@@ -358,6 +360,43 @@ def test_sigterm_while_loading_ends_the_start(tmp_path: Path, tiny: Path) -> Non
     with start(tmp_path / "run", tiny) as child:
         wait_for(lambda: "device: cpu" in child.log.read_text(), timeout_s=START_S)
         assert child.stop() == 0
+
+
+def test_the_keys_that_may_connect_are_read_again_on_sighup(tmp_path: Path, tiny: Path) -> None:
+    daemons, own = (write_pair(tmp_path / name) for name in ("server", "client"))
+    clients, keys = tmp_path / "clients", CurveKeys(own, daemons.public)
+    clients.write_text(f"{own.public} alice\n")
+    flags = "--endpoint", "tcp://127.0.0.1:0", "--curve-key", str(tmp_path / "server")
+    with start(tmp_path / "run", tiny, *flags, "--curve-clients", str(clients)) as child:
+        child.wait_ready(START_S, lambda status: None)
+        found = re.search(r"tcp://127\.0\.0\.1:\d+", child.log.read_text())
+        assert found is not None
+        with Client(found[0], keys=keys) as client:
+            client.open([1]).step()
+
+        def reload(content: str, told: str) -> None:
+            clients.write_text(content)
+            child.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: told in child.log.read_text())
+
+        reload("nonsense\n", "reload failed, the old")
+        Client(found[0], keys=keys).close()
+        reload("", "reloaded: ")
+        with pytest.raises(RequestRejected, match="curve_clients"):
+            Client(found[0], keys=keys)
+        log = child.log.read_text()
+        assert own.secret not in log
+        assert daemons.secret not in log
+
+
+def test_other_machines_are_not_served_without_curve(tiny: Path) -> None:
+    done = latentd(
+        "serve", "--weights", "random", "--config", str(tiny), "--device", "cpu",
+        "--endpoint", "tcp://0.0.0.0:0",
+    )  # fmt: skip
+    assert done.returncode == 78
+    assert "latentd keygen" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_one_path_for_both_endpoints_is_refused_before_loading(tmp_path: Path, tiny: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentd.config import RELOADABLE, SETTINGS, Config
-from latentd.options import EngineOptions, LifeOptions
+from latentd.options import AccessOptions, EngineOptions, LifeOptions
 from latentd.settings import ConfigError, Setting
 from latentd.settings_text import toml
 from latentd.sources import NO_SETTINGS, read, refuse_unknown
@@ -268,7 +268,7 @@ def test_every_option_of_engine_and_server_has_a_setting() -> None:
     engine = {item.name for item in dataclasses.fields(EngineOptions)}
     server = {item.name for item in dataclasses.fields(ServerOptions)}
     assert engine - SETTINGS.keys() == {"model_dir", "selftest"}  # from two settings; tests only
-    assert server - SETTINGS.keys() == {"credits", "session_credits"}
+    assert server - SETTINGS.keys() == {"credits", "session_credits", "access"}
 
 
 def test_options_have_the_defaults_of_the_settings() -> None:
@@ -280,7 +280,8 @@ def test_options_have_the_defaults_of_the_settings() -> None:
 
 def test_a_reload_changes_what_is_marked_so_and_the_daemon_is_told_all_of_it() -> None:
     assert {name for name, row in SETTINGS.items() if row.reloadable} == set(RELOADABLE)
-    told = {item.name for item in dataclasses.fields(LifeOptions)} - {"restore"}
+    life = {item.name for item in dataclasses.fields(LifeOptions)} - {"restore", "access"}
+    told = life | {item.name for item in dataclasses.fields(AccessOptions)} - {"curve_key"}
     assert told | {"log_level"} == set(RELOADABLE)  # which the command changes itself
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
@@ -99,6 +99,36 @@ def test_a_journal_that_does_not_read_holds_nobody_up_and_hears_how_much_it_miss
         assert fields(journal).get("LATENTD_LOST") == lost
 
 
+@contextlib.contextmanager
+def started(monkeypatch: pytest.MonkeyPatch, stream: TextIO, journal: str) -> Iterator[None]:
+    """Logging as in a process whose stderr, connected by systemd to its journal, is `stream`."""
+    root = logging.getLogger()
+    level = root.level
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", stream)
+    found = os.fstat(stream.fileno())
+    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+    logs.start_logging("info", journal)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler in root.handlers:
+            handler.close()
+
+
+def test_the_text_in_the_journal_has_no_level_and_no_name_before_it(
+    journal: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        open(os.devnull, "w") as stream,
+        started(monkeypatch, stream, str(journal.getsockname())),
+    ):
+        logging.getLogger("latentd.other").info("serving at %s", "here")
+    found = fields(journal)
+    assert (found["MESSAGE"], found["LATENTD_LOGGER"]) == ("serving at here", "latentd.other")
+
+
 def test_only_a_stderr_that_is_the_journal_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
@@ -111,33 +141,10 @@ def test_only_a_stderr_that_is_the_journal_is_taken_for_it(monkeypatch: pytest.M
         assert not logs.is_journal()
 
 
-@contextlib.contextmanager
-def stderr_to_journal(target: Path) -> Iterator[None]:
-    """Nothing is set up yet, and stderr goes to the journal; here it is a file."""
-    root = logging.getLogger()
-    level = root.level
-    with pytest.MonkeyPatch.context() as patch, target.open("w") as stream:
-        patch.setattr(root, "handlers", [])
-        patch.setattr(sys, "stderr", stream)
-        found = os.fstat(stream.fileno())
-        patch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
-        yield
-    root.setLevel(level)
-
-
-def test_the_text_in_the_journal_is_that_of_the_line_alone(
-    journal: socket.socket, tmp_path: Path
+def test_without_its_socket_the_journal_gets_lines_with_their_level(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with stderr_to_journal(tmp_path / "stderr"):
-        logs.start_logging("info", str(journal.getsockname()))
-        logging.getLogger("latentd.other").info("%d is served", 3)
-        logging.getLogger().handlers[0].close()
-    assert fields(journal)["MESSAGE"] == "3 is served"
-    assert (tmp_path / "stderr").read_text() == ""
-
-
-def test_without_its_socket_the_journal_gets_lines_with_their_level(tmp_path: Path) -> None:
-    with stderr_to_journal(tmp_path / "stderr"):
-        logs.start_logging("info", str(tmp_path / "none"))
+    target = tmp_path / "stderr"
+    with target.open("w") as stream, started(monkeypatch, stream, str(tmp_path / "none")):
         logging.getLogger("latentd.other").error("no")
-    assert (tmp_path / "stderr").read_text() == "<3>no\n"
+    assert target.read_text() == "<3>no\n"

@@ -96,7 +96,7 @@ def test_latentd_config_says_where_every_value_comes_from(
         "# model is not given",
     ):  # fmt: skip
         assert line in lines
-    assert len([line for line in lines if "#" in line]) == len(SETTINGS) + 5  # a head per subject
+    assert len([line for line in lines if "#" in line]) == len(SETTINGS) + 6  # a head per subject
 
 
 def test_latentd_config_tells_programs_the_same(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError
 from latentd_client import Control, Sampling, fields, protocol
+from latentd_client.keys import FILE_VARIABLE, SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from latentd.commands.parsing import Parser
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_connection(parser: Parser) -> None:
-    """Add --endpoint and --timeout-s."""
+    """Add --endpoint, --timeout-s, --client-key and --server-key."""
     group = parser.add_argument_group("connection")
     _add_endpoint(
         group,
@@ -31,6 +32,26 @@ def add_connection(parser: Parser) -> None:
         "--timeout-s", type=positive_float, default=60.0, metavar="SECONDS",
         help="how long to wait for a reply (default %(default)s)",
     )  # fmt: skip
+    for flag, variable, metavar, about in (
+        ("--client-key", FILE_VARIABLE, "FILE", "over tcp with CURVE: the own key pair"),
+        ("--server-key", SERVER_VARIABLE, "KEY", "and the daemon's public key"),
+    ):
+        group.add_argument(
+            flag, action=_Variable, const=variable, dest=argparse.SUPPRESS, metavar=metavar,
+            help=f"{about} ({variable})",
+        )  # fmt: skip
+
+
+class _Variable(argparse.Action):
+    """A flag that stands for an environment variable, of this process and of those it starts."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        """Set it."""
+        assert isinstance(self.const, str)
+        os.environ[self.const] = str(values)
 
 
 def add_control(parser: Parser) -> None:

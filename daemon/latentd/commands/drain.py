@@ -3,17 +3,25 @@ has left."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentd.commands.connecting import add_control, connect_control, positive_float
 from latentd.commands.parsing import EXIT_FAILED, Parser, add_command
 from latentd.snapshot_files import MANIFEST
+from latentd_client import ConnectionLost, DeadlineExceeded
 
 if TYPE_CHECKING:
     import argparse
+
+    from latentd_client import Control
+
+LOOK_S = 1.0
+"""Between two looks at a daemon on another machine, and how long it may take to answer."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -38,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     """Ask, wait, and look for the snapshot."""
     target = None if args.save is None else args.save.absolute()
     with connect_control(args) as control:
-        daemon = os.pidfd_open(control.health()["pid"])  # only who is on its machine may drain it
+        if control.is_remote:
+            return _drain_remote(control, args)
+        daemon = os.pidfd_open(control.health()["pid"])
         before = None if target is None else _identify(target)
         control.drain(args.drain_s, target or "")
     select.select([daemon], [], [])
@@ -49,6 +59,21 @@ def run(args: argparse.Namespace) -> int:
         print(f"the daemon has left, but nothing was saved at {target}; its log says why")
         return EXIT_FAILED
     print(f"the daemon has left, its slots and sessions are saved at {target}")
+    return 0
+
+
+def _drain_remote(control: Control, args: argparse.Namespace) -> int:
+    """The same of a daemon that may be on another machine, where nobody sees its process."""
+    control.drain(args.drain_s, args.save or "")
+    args.timeout_s = LOOK_S
+    with contextlib.suppress(ConnectionLost, DeadlineExceeded):
+        while True:
+            with connect_control(args) as look:
+                look.health()
+            time.sleep(LOOK_S)
+    print("the daemon does not answer any more: it has left, or has not long to go")
+    if args.save is not None:
+        print(f"whether it has saved itself at {args.save} is to be seen on its machine")
     return 0
 
 

@@ -6,6 +6,7 @@ import faulthandler
 import logging
 from typing import TYPE_CHECKING
 
+from latentd.access import read_lists
 from latentd.commands.parsing import (
     EXIT_CONFIG,
     Parser,
@@ -53,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
 def reread(args: argparse.Namespace, config: Config) -> Config:
     """Read the configuration of a running daemon again: the log level changes at once, what else
-    may change is the caller's, and what may not is named. Raises ConfigError, or SnapshotError
-    where nothing could be saved; then nothing has changed."""
+    may change is the caller's, and what may not is named. Raises ConfigError, SnapshotError where
+    nothing could be saved, or AccessError; then nothing has changed."""
     fresh = read_config(args)
+    read_lists(fresh.access_options())
     if fresh.save is not None:
         check_target(fresh.save.absolute())
     changed = [name for name in SETTINGS if getattr(fresh, name) != getattr(config, name)]
@@ -63,5 +65,7 @@ def reread(args: argparse.Namespace, config: Config) -> Config:
         if name not in RELOADABLE:
             log.warning("%s has changed; a restart is needed for it", name)
     logging.getLogger().setLevel(fresh.log_level.upper())
-    log.info("reloaded: %s", ", ".join(f"{name} {getattr(fresh, name)}" for name in RELOADABLE))
+    values = {name: getattr(fresh, name) for name in RELOADABLE}
+    given = [f"{name} {value}" for name, value in values.items() if value not in (None, "")]
+    log.info("reloaded: %s", ", ".join(given))
     return fresh

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from latentd_client.protocol import Header
 
+MOST_LINES = 20
+"""Sessions on a screen."""
+
 
 FOR_PROGRAMS = ("histograms", "build")
 """Figures that the screen leaves out: `--json` and `latentd metrics` have them."""
@@ -29,12 +32,34 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask once and print."""
     with connect_control(args) as control:
-        health, stats = control.health(), control.stats()
+        health, stats, sessions = control.health(), control.stats(), control.sessions()
     if args.json:
-        print(json.dumps({"health": health, "stats": stats}, indent=2))
+        print(json.dumps({"health": health, "stats": stats, "sessions": sessions}, indent=2))
     else:
-        print("\n".join(screen(health, stats)))
+        print("\n".join((*screen(health, stats), *session_lines(sessions))))
     return 0
+
+
+def session_lines(sessions: list[Header]) -> Iterator[str]:
+    """Whose the sessions are: a line each, those of the last that came."""
+    if sessions:
+        yield f"{'session':>8}{'slots':>7}{'runs':>6}{'silent s':>10}  of"
+    for told in sessions[:MOST_LINES]:
+        yield (
+            f"{told['number']:>8}{told['slots']:>7}{told['running']:>6}{told['silent_s']:>10.1f}  "
+            + _owner(told)
+        )
+    if len(sessions) > MOST_LINES:
+        yield f"and {len(sessions) - MOST_LINES} more (--json)"
+
+
+def _owner(told: Header) -> str:
+    """Who uses a session."""
+    if told["key"]:
+        return f"{told['name'] or 'unlisted'}, key {told['key']}, at {told['address']}"
+    if told["user"] is not None:
+        return f"user {told['user']}, group {told['group']}, process {told['process']}"
+    return f"nobody known, at {told['address']}" if told["address"] else "nobody since the restart"
 
 
 def screen(health: Header, stats: dict[str, Any]) -> Iterator[str]:

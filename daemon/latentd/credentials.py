@@ -1,0 +1,52 @@
+"""Who is on the other end of a connection, as the system or the handshake tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+_UCRED: Final = struct.Struct("iII")
+"""Process, user and group of SO_PEERCRED (unix(7))."""
+SO_PEERGROUPS: Final = 59
+"""The groups beside that one, of Linux 4.13 (asm-generic/socket.h); Python has no name for it."""
+MOST_GROUPS: Final = 65536
+"""Of a process (NGROUPS_MAX)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A peer. On ipc the system tells `user`, `group`, `process` and `groups` (all of the peer's,
+    when it connected); over tcp there is an `address`, and with CURVE the peer's public `key`."""
+
+    user: int | None = None
+    group: int | None = None
+    process: int | None = None
+    groups: frozenset[int] = frozenset()
+    key: str = ""
+    address: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Whose sessions the peer may use, beside knowing their tokens; the same for all of whom
+        nothing is known."""
+        return f"key {self.key}" if self.key else "" if self.user is None else f"user {self.user}"
+
+    def __str__(self) -> str:
+        return self.owner or "an unknown user"
+
+
+UNKNOWN: Final = Credentials()
+
+
+def of_socket(sock: socket.socket) -> Credentials:
+    """Those of a unix socket's other end."""
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    process, user, group = _UCRED.unpack(told)
+    groups = array("I")
+    with contextlib.suppress(OSError):  # an older system: the one group then
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * MOST_GROUPS))
+    return Credentials(user, group, process, frozenset((group, *groups)))
