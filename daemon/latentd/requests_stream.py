@@ -143,6 +143,8 @@ def _attach(
     run.session.check_id(request_id, run)
     missing = len(run.tokens) + credit - run.granted
     _check_left(work, run.session, missing)
+    if not run.is_lost and (run.peer, run.request_id) != (peer, request_id):
+        _dismiss(work, run)
     work.leave(run.session, run)
     run.peer, run.request_id, run.sent, run.replayed = peer, request_id, start, len(run.tokens)
     work.outbox.counters["replayed"] += 1
@@ -161,9 +163,16 @@ def _replay(
     """Send an ended stream again, and no more to a reader that has not got all of it yet."""
     for other in [run for run in work.undelivered if run.record is old.record]:
         del work.undelivered[other]
+        _dismiss(work, other)
         work.leave(other.session, other)
     run = StreamRun(
         session, old.record, old.request, old.pos, old.digest, peer, request_id, old.granted,
         old.tokens, old.logprobs, old.tops, old.context_len, old.end, start, len(old.tokens),
     )  # fmt: skip
     work.deliver(run)
+
+
+def _dismiss(work: Work, run: StreamRun) -> None:
+    """Tell a stream's reader that no frame follows: its request gets a last reply too."""
+    text = "another request goes on with this stream; its frames carry that one's id"
+    work.outbox.refuse(run.peer, run.request_id, RequestRejected("cancelled", text))

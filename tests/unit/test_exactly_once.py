@@ -194,6 +194,8 @@ def test_a_running_stream_goes_on_with_the_reader_that_repeats_it(peer: Peer) ->
     while len(seen) < 10:
         seen += peer.receive()[0]["tokens"]
     second = peer.send("stream", **{**fields, "credit": 30})
+    last, _ = peer.receive()
+    assert (last["id"], last["status"], "more" in last) == (first, "cancelled", False)
     tokens: list[int] = []
     ids = set()
     while len(tokens) < 30:

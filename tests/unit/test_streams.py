@@ -118,11 +118,13 @@ def test_a_running_stream_is_read_on_by_the_reader_that_resumes_it(
     peer: Peer, engine: FakeEngine
 ) -> None:
     opened, expected = peer.open(PROMPT), tokens_of_steps(engine, 20)
-    peer.send("stream", **seat(opened), max_steps=20, credit=6)
+    first = peer.send("stream", **seat(opened), max_steps=20, credit=6)
     seen: list[int] = []
     while len(seen) < 6:
         seen += peer.receive()[0]["tokens"]
     stream = peer.send("resume", **{**seat(opened), "pos": 3 + 4}, credit=2)  # knows 4 of the 6
+    last, _ = peer.receive()
+    assert (last["id"], last["status"], "more" in last) == (first, "cancelled", False)
     frame, _ = peer.receive()
     assert (frame["id"], frame["tokens"], frame["replayed"]) == (stream, expected[4:6], True)
     found: list[int] = []

@@ -488,6 +488,9 @@ def test_repeats_of_an_ended_stream_leave_one_reader_of_it(endpoint: str) -> Non
         for _ in range(100):
             last = peer.send("stream", **request)
         ping = peer.send("ping")
+        dismissed = [peer.receive()[0] for _ in range(99)]
+        assert {reply["status"] for reply in dismissed} == {"cancelled"}
+        assert [reply["id"] for reply in dismissed] == list(range(last - 99, last))
         assert peer.receive()[0]["id"] == ping
         assert len(running.server._work.undelivered) == 1
         outbox._has_room = room
