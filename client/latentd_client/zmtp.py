@@ -19,7 +19,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 MAX_COMMAND_BYTES: Final = 4096
 """Of a command: READY has some properties, a heartbeat 16 bytes to send back."""
 MAX_COMMANDS: Final = 64
-"""Commands that a reader holds until its owner takes them."""
+"""Commands that come at once: between two looks for more bytes."""
 MAX_MESSAGE_FRAMES: Final = 16384
 """Frames of a message, those included that are only counted."""
 NO_ACCESS: Final = "400"
@@ -102,7 +102,9 @@ class FrameReader:
     def __init__(self, max_frame_bytes: int, max_frames: int, max_message_bytes: int) -> None:
         """Frames of a message beyond `max_frames` are counted and not kept."""
         self._commands: list[bytes] = []
+        self._num_commands = 0  # since bytes came last
         self.count = 0
+        self.is_cut = False
         self._max_frame_bytes = max_frame_bytes
         self._max_frames = max_frames
         self._max_message_bytes = max_message_bytes
@@ -147,12 +149,18 @@ class FrameReader:
     def feed(self, data: memoryview) -> None:
         """Take bytes over."""
         self._unread += data
+        self._num_commands = 0
 
-    def next(self) -> list[bytes] | None:
-        """The next whole message, or None. Raises BrokenStream."""
+    def next(self, max_looks: int = 1 << 62) -> list[bytes] | None:
+        """The next whole message, or None. Looks at so many frames at most, commands among them
+        (`is_cut`: there may be more to look at). Raises BrokenStream."""
         unread, at, end = self._unread, self._at, len(self._unread)
-        whole = None
+        whole, self.is_cut = None, False
         while whole is None and end - at >= 2:
+            if not max_looks:
+                self.is_cut = True
+                break
+            max_looks -= 1
             flags, size, start = unread[at], unread[at + 1], at + 2
             if flags & LONG:
                 start = at + 9
@@ -172,7 +180,8 @@ class FrameReader:
             del part  # a view keeps the buffer as it is
             if flags & COMMAND:
                 self._commands.append(body)
-                if len(self._commands) > MAX_COMMANDS:
+                self._num_commands += 1
+                if self._num_commands > MAX_COMMANDS:
                     raise BrokenStream(f"more than {MAX_COMMANDS} commands at once")
                 continue
             if self._count < self._max_frames:

@@ -18,6 +18,8 @@ kept)."""
 
 SEND_QUEUE = 128
 """Replies that wait for a peer before it is full."""
+SPARE_S = 0.005
+"""See Router.spare_s, until its owner knows better."""
 
 
 class Sent(enum.Enum):
@@ -29,7 +31,10 @@ class Sent(enum.Enum):
 
 
 class Router(Protocol):
-    """A bound socket. It belongs to one thread."""
+    """A bound socket. It belongs to one thread. `spare_s`: about how long a turn may take beside
+    the messages of those who are connected."""
+
+    spare_s: float
 
     def receive(self) -> Message | None:
         """The next message that is there, or None."""

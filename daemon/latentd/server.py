@@ -43,6 +43,9 @@ FEW_MESSAGES = 64
 """The same in front of a launch that somebody's next token waits for."""
 TAKE_S = 0.005
 """Time for messages in front of a launch: some take a thousand times as long as a step's."""
+SPARE_SHARE = 0.25
+"""Of the last launch's time: what may be spent in front of the next one on messages that give the
+engine nothing to do, and on new connections. With nothing in flight nobody waits for them."""
 TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
@@ -79,6 +82,7 @@ class Server:
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
+        self._spare_s = TAKE_S
         self._tick_at = 0.0
         self._leases_at = 0.0
         self._retry_at = 0.0
@@ -171,14 +175,19 @@ class Server:
 
     def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
         """Take the messages that are ready and admit each. While somebody decodes, for a short
-        time, and at most one that moves pages."""
-        work, until = self._work, time.monotonic() + TAKE_S
+        time, at most one that moves pages, and few that give the engine nothing to do."""
+        work, now = self._work, time.monotonic()
+        until, spare_s = now + TAKE_S, self._spare_s
         for _ in range(most):
             message = listener.receive()
             if message is None:
                 return
+            num_runs, begin = len(work.runs), now
             requests.handle(work, *message)
-            if work.took_piece or time.monotonic() > until:
+            now = time.monotonic()
+            if len(work.runs) == num_runs:
+                spare_s -= now - begin
+            if work.took_piece or now > until or spare_s < 0:
                 work.took_piece = False
                 if self._engine.has_work:
                     return
@@ -190,6 +199,8 @@ class Server:
         engine.launch()
         gather.launched(work)
         events = engine.finish()
+        spare_s = min(TAKE_S, SPARE_SHARE * (time.monotonic() - started))
+        self._spare_s = listener.router.spare_s = spare_s
         if not gather.has_steps and engine.has_work:  # who has come by now is in the next launch
             work.now = time.monotonic()
             self._take(listener, FEW_MESSAGES)

@@ -9,7 +9,7 @@ import zmq
 
 from latentd.credentials import UNKNOWN, Credentials
 from latentd.parking import size_of
-from latentd.routing import SEND_QUEUE, Frames, Message, Sent
+from latentd.routing import SEND_QUEUE, SPARE_S, Frames, Message, Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -43,6 +43,7 @@ class ZmqRouter:
     """A `Router` over a ROUTER of libzmq."""
 
     def __init__(self, socket: zmq.Socket[bytes], max_frames: int) -> None:
+        self.spare_s = SPARE_S  # connections come in on libzmq's own thread
         self._socket = socket
         self._max_frames = max_frames
         self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond

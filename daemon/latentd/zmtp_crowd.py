@@ -54,9 +54,9 @@ class Crowd:
         """Whether that is where connections come in."""
         return fd == self._door.fileno()
 
-    def let_in(self) -> None:
-        """Make peers of connections that wait."""
-        for sock in self._door.take(len(self.by_name)):
+    def let_in(self, spare_s: float) -> None:
+        """Make peers of connections that wait, for about so long."""
+        for sock in self._door.take(len(self.by_name), spare_s):
             self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:

@@ -6,6 +6,7 @@ import errno
 import resource
 import select
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 from latentd.rarely import Rarely
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 BACKLOG: Final = 128
 """Connections that the system keeps until they are taken."""
 ACCEPTS: Final = 16
-"""Connections taken in one turn, so that a flood of them does not keep a step waiting."""
+"""Connections taken in one turn at most."""
 RESERVE: Final = 64
 """Descriptors that peers leave to the rest of the process."""
 SHARE: Final = 2
@@ -50,8 +51,10 @@ class Door:
         """The listening socket's descriptor."""
         return self._socket.fileno()
 
-    def take(self, num_peers: int) -> Iterator[socket.socket]:
-        """Connections that wait, not blocking; those that are left are there in the next turn."""
+    def take(self, num_peers: int, spare_s: float) -> Iterator[socket.socket]:
+        """Connections that wait, not blocking, until the time is over; those that are left are
+        there in the next turn."""
+        until = time.monotonic() + spare_s
         most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE) // SHARE
         for num_taken in range(ACCEPTS):
             if num_peers + num_taken >= most:
@@ -67,6 +70,8 @@ class Door:
                 return
             sock.setblocking(False)
             yield sock
+            if time.monotonic() > until:
+                return
 
     def _shut(self, why: str) -> None:
         self.is_shut = True

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from latentd.routing import Frames
 
+TURN_FRAMES: Final = 16
+"""Frames looked at in one turn: thousands of tiny ones come in one read, and others wait."""
 QUEUED_BYTES: Final = 64 << 20
 """Bytes of replies with which a peer's queue is full, as with SEND_QUEUE of them."""
 STREAM_SHARE: Final = 2
@@ -111,13 +113,13 @@ class ZmtpPeer:
         self.was_plain = False
         reader = self._reader
         try:
-            message = None if self.is_lost else reader.next()
+            message = None if self.is_lost else reader.next(TURN_FRAMES)
         except zmtp.BrokenStream:
             self.is_lost = True
             return None
         for body in reader.take_commands():
             self._obey(body)
-        self.is_busy = message is not None and reader.has_more
+        self.is_busy = (message is not None or reader.is_cut) and reader.has_more
         return message
 
     def refuse(self) -> None:

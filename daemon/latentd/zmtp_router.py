@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from latentd.access import Access
 from latentd.credentials import UNKNOWN
-from latentd.routing import Message, Sent
+from latentd.routing import SPARE_S, Message, Sent
 from latentd.zmtp_crowd import IN, OUT, Crowd
 from latentd_client import protocol
 
@@ -46,6 +46,7 @@ class ZmtpRouter:
         """A message has at most one frame of `max_frame_bytes` beside its header; `access` says who
         may connect."""
         max_message_bytes = max_frame_bytes + protocol.MAX_HEADER_BYTES
+        self.spare_s = SPARE_S
         limits = max_frame_bytes, max_frames, max_message_bytes
         crowd = self._crowd = Crowd(limits, access or Access())
         self._peers, self._by_fd = crowd.by_name, crowd.by_fd
@@ -128,7 +129,7 @@ class ZmtpRouter:
 
     def _other_event(self, fd: int) -> None:
         if self._crowd.is_door(fd):
-            self._crowd.let_in()
+            self._crowd.let_in(self.spare_s)
         elif self._wakee is not None and fd == self._wakee.fileno():
             self._wakee.recv(4096)
 

@@ -16,6 +16,7 @@ from fakes import FakeEngine
 from latentd import zmtp_door
 from latentd.routing import Sent
 from latentd.zmtp_holdings import PROGRESS_S
+from latentd.zmtp_peer import TURN_FRAMES
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import Client, zmtp
 from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
@@ -284,7 +285,7 @@ def test_what_costs_the_daemon_time_without_a_message_ends_the_connection(
 ) -> None:
     bad = shaken(path, router)
     bad.sendall(data)
-    assert not run(router)
+    assert not run(router, 2 * zmtp.MAX_MESSAGE_FRAMES // TURN_FRAMES)
     assert is_closed(bad)
     bad.close()
 
