@@ -1,4 +1,4 @@
-# make demo | test | systemd-test | soak | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | protocol | settings | lint | format
+# make demo | test | systemd-test | soak | fuzz | gpu-test | gpu-memcheck | gpu-racecheck | gpu-bench | cubins | wheel | inventory | protocol | settings | lint | format
 #
 # Each target sets up what it needs in .venv, from PYTHON_BASE and the versions in constraints.txt.
 # With PYTHON=python3 that interpreter is used as it is and nothing is set up.
@@ -25,7 +25,7 @@ SETUP_TEST := $(VENV)/.test
 SETUP_COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: demo test systemd-test soak gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory protocol settings lint format clean
+.PHONY: demo test systemd-test soak fuzz gpu-test gpu-memcheck gpu-racecheck gpu-bench cubins native-cubins gpu-cubins wheel inventory protocol settings lint format clean
 
 demo: $(SETUP_DAEMON) native-cubins
 	$(PY) -m latentd demo
@@ -39,10 +39,19 @@ systemd-test: $(SETUP_TEST)
 	mkdir -p build
 	LATENTD_TRANSCRIPT=build/systemd.txt $(PY) -m pytest -v tests/systemd tests/unit/test_systemd_units.py
 
-# Random operations on the engine, without a model or a device.
+# A daemon under its clients, then random operations on the engine, without a model or a device.
 SOAK_S ?= 3600
+SOAK_ENGINE_S ?= 600
 soak: $(SETUP_TEST)
-	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/soak.py --seconds $(SOAK_S)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/soak_daemon.py --seconds $(SOAK_S)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/soak.py --seconds $(SOAK_ENGINE_S)
+
+# Mutated messages at the codec (ten an example) and at a daemon, garbage on its sockets.
+FUZZ_EXAMPLES ?= 100000
+FUZZ_MESSAGES ?= 1000000
+fuzz: $(SETUP_TEST)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/fuzz_codec.py --examples $(FUZZ_EXAMPLES)
+	PYTHONPATH=tests:$$PYTHONPATH $(PY) tests/fuzz.py --messages $(FUZZ_MESSAGES)
 
 gpu-test: $(SETUP_TEST) native-cubins
 	$(PY) -m pytest -m gpu $(GPU_TESTS)
@@ -73,6 +82,7 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) tests/bench/bench_transfer.py
 	$(PY) tests/bench/bench_streams.py
 	$(PY) tests/bench/bench_daemon.py
+	$(PY) tests/bench/bench_load.py
 
 cubins: $(SETUP_TEST) $(SETUP_COMPILER)
 	$(PY) -m latentd_kernels.build --jobs $(JOBS)

@@ -15,6 +15,7 @@ import numpy as np
 from latentd import demo
 from latentd.commands.child import Child
 from latentd.model.published import DEEPSEEK_V2_LITE
+from tiny import TINY_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MODELS = ("v2-lite", "demo")
+CONFIGS = {"v2-lite": DEEPSEEK_V2_LITE, "tiny": TINY_CONFIG}
+MODELS = ("demo", *CONFIGS)
 READY_S = 400.0
 CONTEXT = 100
 """Tokens in a slot before its stream."""
@@ -33,21 +35,25 @@ FIRST = 10
 
 @contextmanager
 def serve(model: str, device: str, *flags: str) -> Iterator[str]:
-    """A daemon of one of MODELS, which is stopped at the end; its endpoint. v2-lite has random
-    weights made on the device."""
+    """A daemon of one of MODELS, which is stopped at the end; its endpoint. All but demo have
+    random weights made on the device."""
     with tempfile.TemporaryDirectory() as folder:
-        if model == "demo":
-            source = ["--model", str(demo.model_dir())]
-        else:
-            (Path(folder) / "config.json").write_text(json.dumps(DEEPSEEK_V2_LITE))
-            source = ["--weights", "random", "--config", folder, "--name", model]
-        with Child(Path(folder), [*source, "--device", device, *flags]) as child:
+        given = [*source(model, Path(folder)), "--device", device, *flags]
+        with Child(Path(folder), given) as child:
             try:
                 child.wait_ready(READY_S, lambda status: None)
             except BaseException:
                 print(child.log.read_text(errors="replace"))
                 raise
             yield child.endpoint
+
+
+def source(model: str, folder: Path) -> list[str]:
+    """The flags for one of MODELS; `folder` is for its configuration."""
+    if model == "demo":
+        return ["--model", str(demo.model_dir())]
+    (folder / "config.json").write_text(json.dumps(CONFIGS[model]))
+    return ["--weights", "random", "--config", str(folder), "--name", model]
 
 
 def prompt(seed: int, length: int = CONTEXT) -> np.ndarray[Any, np.dtype[np.int32]]:
