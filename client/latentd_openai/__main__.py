@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd_client import DEFAULT_ENDPOINT, LatentdError, __version__
 from latentd_openai.access import is_loopback
@@ -17,8 +17,10 @@ from latentd_openai.door import Door, Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STOP_S = 30
+STOP_S: Final = 30
 """How long running requests may go on after a signal to stop."""
+IDLE_S: Final = 75
+"""How long a connection may wait for its next request: longer than those who keep one wait."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,8 +58,8 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
             port = listening.getsockname()[1]
             print(f"{served.name}: serving at http://{where}:{port}/v1", flush=True)
             config = uvicorn.Config(
-                application(door, key), log_level="warning", lifespan="off",
-                timeout_graceful_shutdown=STOP_S, server_header=False,
+                application(door, key), http="h11", ws="none", lifespan="off", log_level="warning",
+                timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=STOP_S, server_header=False,
             )  # fmt: skip
             for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
                 signal.signal(number, signal.SIG_IGN)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from reprlib import repr as short
+from typing import Final
 
 from latentd_openai.errors import ApiError
 
+HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/@\[\]]+))(?::[0-9]{1,5})?")
+"""A Host header: an IPv6 address in brackets, or a name; perhaps a port."""
 
-def check_access(host: str | None, authorization: str, key: str | None) -> None:
+
+def check_access(host: str, authorization: str, key: str | None) -> None:
     """With a key: whoever sends it. Without one: programs of this machine, but no page of the web
-    whose name leads here, which a browser tells as the host. Raises ApiError."""
-    if key is None and not is_loopback(host or ""):
+    whose name leads here, which a browser tells in the Host header. Raises ApiError."""
+    found = HOST.fullmatch(host)
+    if key is None and not (found and is_loopback(found[1] or found[2])):
         text = f"the host is {short(host)}: without an API key only this machine's names are served"
         raise ApiError(403, text, code="denied")
     if key is not None and not hmac.compare_digest(
@@ -27,4 +33,4 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from latentd_client import LatentdError, SessionLost
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 
     Answer = Callable[[Request, Served], Awaitable[Response]]
 
+HEALTH: Final = "/health"
+"""Where balancers ask, who have no key."""
+
 
 def application(door: Door, key: str | None = None) -> Starlette:
-    """The ASGI application. With a `key` requests must bring it as their bearer token."""
+    """The ASGI application. With a `key` requests must bring it as their bearer token, all but
+    those that ask for its health."""
 
     def route(path: str, answer: Answer, method: str) -> Route:
         return Route(path, _Guarded(door, key, answer).respond, methods=[method])
@@ -43,6 +48,7 @@ def application(door: Door, key: str | None = None) -> Starlette:
     chat = partial(_decode, read=chat_job, kind=ChatReplies)
     return Starlette(
         routes=[
+            route(HEALTH, _health, "GET"),
             route("/v1/models", _models, "GET"),
             route("/v1/models/{name:path}", _model, "GET"),
             route("/v1/completions", complete, "POST"),
@@ -62,8 +68,10 @@ class _Guarded:
         """The answer, or why there is none."""
         served = None
         try:
-            given = request.headers.get("authorization", "")
-            check_access(request.url.hostname, given, self._key)
+            if self._key is None or request.scope["path"] != HEALTH:
+                headers = request.headers
+                authorization = headers.get("authorization", "")
+                check_access(headers.get("host", ""), authorization, self._key)
             served = await self._door.served()
             return await self._answer(request, served)
         except ApiError as error:
@@ -78,16 +86,28 @@ class _Guarded:
 
 def refusal(error: ApiError) -> Response:
     """As it is sent."""
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+    return _json(error.body(), error.status, error.headers())
+
+
+def _json(
+    fields: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """In ASCII: what a request has named may be no text that can be encoded."""
+    return Response(json.dumps(fields), status, headers, "application/json")
+
+
+async def _health(request: Request, served: Served) -> Response:
+    state = (await served.client.health())["state"]
+    return _json({"state": state}, 200 if state == "ready" else 503)
 
 
 async def _models(request: Request, served: Served) -> Response:
-    return JSONResponse({"object": "list", "data": [_about(served)]})
+    return _json({"object": "list", "data": [_about(served)]})
 
 
 async def _model(request: Request, served: Served) -> Response:
     check_model(request.path_params["name"], served.name)
-    return JSONResponse(_about(served))
+    return _json(_about(served))
 
 
 def _about(served: Served) -> dict[str, Any]:
@@ -105,7 +125,7 @@ async def _decode(
     decoding = Decoding(served.client, served.codec, job)
     replies = kind(decoding, served.codec, served.name, served.fingerprint)
     if not job.stream:
-        return JSONResponse(await while_there(request.receive, replies.whole()))
+        return _json(await while_there(request.receive, replies.whole()))
     chunks = replies.chunks()
     return EventStream(await while_there(request.receive, anext(chunks)), chunks)
 
@@ -125,7 +145,7 @@ async def _data(request: Request) -> bytes:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}"
+    text = f"{request.method} {request.scope['path']}: {error.detail}"
     return refusal(ApiError(error.status_code, text, code="unknown_url"))
 
 

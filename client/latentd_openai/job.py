@@ -57,14 +57,15 @@ def read_job(
     Raises ApiError."""
     for name in ("presence_penalty", "frequency_penalty"):
         body.refuse(name, 0, why="latentd has no penalties")
-    for name in ("user", "safety_identifier"):  # names for people
+    body.refuse("service_tier", "auto", "default")
+    for name in ("user", "safety_identifier", "prompt_cache_key"):  # names for people
         body.take(name)
     stream = body.flag("stream")
     for tokens in prompts:
         if not tokens:
             raise invalid(source, "the prompt is empty: there is nothing to continue")
-        if len(tokens) > info.max_ctx:
-            text = f"the prompt has {len(tokens)} tokens, {info.model} takes {info.max_ctx}"
+        if len(tokens) >= info.max_ctx:  # opening a slot samples a token
+            text = f"the prompt has {len(tokens)} tokens, {info.model} takes {info.max_ctx - 1}"
             raise invalid(source, text, CONTEXT)
     job = Job(
         prompts, body.whole("n", 1, MAX_N) or 1, max_tokens, _sampling(body),
@@ -97,6 +98,8 @@ def check_model(name: object, served: str) -> None:
 def _sampling(body: Body) -> Sampling:
     top_k = next(field for field in SAMPLING if field.name == "top_k")
     seed = body.whole("seed", -(1 << 63), (1 << 64) - 1)
+    if body.peek("top_p") == 0:
+        raise invalid("top_p", "top_p is 0, must be above 0, at most 1 (off)")
     return Sampling(
         temperature=body.number("temperature", 1.0, 0, 2),
         top_k=body.whole("top_k", int(top_k.low), int(top_k.high)) or 0,

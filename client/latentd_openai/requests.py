@@ -54,6 +54,7 @@ def chat_job(body: Body, served: Served) -> Job:
     body.refuse("response_format", {"type": "text"})
     body.refuse("modalities", ["text"])
     body.refuse("store", False)
+    body.refuse("parallel_tool_calls", True, False)
     logprobs, top = body.flag("logprobs"), body.whole("top_logprobs", 0, MAX_LOGPROBS)
     if top and not logprobs:
         raise invalid("top_logprobs", "top_logprobs is for requests with logprobs: true")

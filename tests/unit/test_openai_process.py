@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +44,7 @@ def test_with_a_key_file_only_its_key_is_served(endpoint: str, tmp_path: Path) -
     with serving(endpoint), door_before(endpoint, "--api-key-file", str(file)) as url:
         with openai_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
             client.models.list()
+        assert health(url) == 200
         with openai_client(url, "secret") as client:
             assert [model.id for model in client.models.list()] == ["fake"]
 
@@ -68,6 +71,26 @@ def test_it_goes_on_with_the_next_daemon_and_with_another_model(endpoint: str) -
             client.completions.create(**asked)
         assert caught.value.status_code == 503
         assert client.completions.create(**asked).system_fingerprint == "fp_another"
+
+
+def test_its_health_is_that_of_the_daemon(endpoint: str) -> None:
+    with Lives(endpoint) as lives, door_before(endpoint) as url:
+        assert health(url) == 200
+        lives.end()
+        assert health(url) == 503
+        lives.begin()
+        assert health(url) == 200
+
+
+def health(url: str) -> int:
+    """The status that a balancer sees, who has no key."""
+    try:
+        with urllib.request.urlopen(url.replace("/v1", "/health"), timeout=60) as reply:
+            status: int = reply.status
+            return status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def test_a_tokenizer_that_does_not_fit_ends_it_with_one_line(endpoint: str, tmp_path: Path) -> None:

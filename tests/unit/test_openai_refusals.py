@@ -80,7 +80,8 @@ def test_what_chats_do_not_have_is_refused_by_name(url: str, name: str, value: o
 
 def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
     nothing = {"presence_penalty": 0, "frequency_penalty": 0.0, "tools": [], "tool_choice": "auto",
-               "response_format": {"type": "text"}, "user": "me", "stop": None}  # fmt: skip
+               "response_format": {"type": "text"}, "user": "me", "stop": None,
+               "parallel_tool_calls": True, "service_tier": "auto"}  # fmt: skip
     fields = {"model": "fake", "messages": CHAT, "max_tokens": 2, "temperature": 0} | nothing
     status, reply = post(url, json.dumps(fields).encode(), "/chat/completions")
     assert (status, reply["usage"]["completion_tokens"]) == (200, 2)
@@ -95,7 +96,8 @@ def test_values_that_ask_for_nothing_are_taken(url: str) -> None:
         ("stream", "yes"), ("stream_options", {"include_usage": True}), ("prompt", []),
         ("prompt", ""), ("prompt", [1, "a"]), ("prompt", {"a": 1}), ("prompt", "\ud800"),
         ("logit_bias", {"256": 1}), ("logit_bias", {"a": 1}), ("logit_bias", {"5": 101}),
-        ("logit_bias", [1]), ("prompt", [-1]),
+        ("logit_bias", [1]), ("prompt", [-1]), ("top_p", 0), ("temperature", 10**400),
+        ("logit_bias", {"5": 10**400}), ("\ud800", 1),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_refused_by_name(url: str, name: str, value: object) -> None:
@@ -116,10 +118,10 @@ def test_messages_that_are_no_text_are_refused(url: str, messages: object) -> No
 
 
 def test_a_prompt_that_is_too_long_has_openai_s_code(url: str) -> None:
-    long: Any = [{"role": "user", "content": "a" * 101}]
+    long: Any = [{"role": "user", "content": "a" * 100}]
     with openai_client(url) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(model="fake", prompt="a" * 101)
+            client.completions.create(model="fake", prompt="a" * 100)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="fake", messages=long)
@@ -149,6 +151,22 @@ def test_a_body_that_is_no_json_of_ours_is_refused(url: str) -> None:
     assert post(url, b"{}", "/embeddings")[0] == 404
 
 
-def test_a_web_page_s_host_is_refused_without_a_key(url: str) -> None:
-    status, error = post(url, b"{}", host="page.example")
+@pytest.mark.parametrize(
+    "host",
+    [
+        "page.example",
+        "localhost@page.example",
+        "page.example/@localhost",
+        "localhost:x",
+        "[::1",
+        "",
+    ],
+)
+def test_a_web_page_s_host_is_refused_without_a_key(url: str, host: str) -> None:
+    status, error = post(url, b"{}", host=host)
     assert (status, error["code"]) == (403, "denied")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.2:8000", "[::1]:8000"])
+def test_this_machine_s_names_are_served_without_a_key(url: str, host: str) -> None:
+    assert post(url, b"{}", host=host)[0] == 400
