@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import openai
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import openai
 
 
 @contextlib.contextmanager
@@ -33,4 +33,6 @@ def door_before(endpoint: str, *flags: str) -> Iterator[str]:
 
 def openai_client(url: str, key: str = "none") -> openai.OpenAI:
     """The real one, which repeats nothing."""
+    import openai
+
     return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)

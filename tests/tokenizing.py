@@ -42,3 +42,10 @@ def byte_fallback() -> Any:
         ]
     )  # fmt: skip
     return tokenizer
+
+
+def words(count: int) -> Any:
+    """A word for each id: w0, w1 and so on."""
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.WordLevel({f"w{number}": number for number in range(count)}, "w0"))
