@@ -12,6 +12,7 @@ from service_manager import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from service_manager import Manager
 
@@ -84,6 +85,16 @@ def test_it_has_an_account_of_its_own_in_the_group_and_no_rights(
     assert fields["CapEff"] == fields["CapBnd"] == "0" * 16
     assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
     running.run("systemctl", "stop", unit)
+
+
+def test_a_list_of_groups_lets_them_in(stopped: Manager, settings: Path) -> None:
+    stopped.note("allow_groups, with the programs beside the daemon.")
+    settings.write_text(f'{settings.read_text()}allow_groups = "latentd"\n')
+    stopped.run("systemctl", "start", "latentd")
+    for unit in UNITS:
+        start(stopped, unit)
+        assert_serves(stopped, unit)
+        stopped.run("systemctl", "stop", unit)
 
 
 @pytest.fixture

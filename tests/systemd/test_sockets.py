@@ -12,6 +12,8 @@ from latentd_client import Client
 from service_manager import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from service_manager import Manager
 
 UNIT = "latentd.service"
@@ -133,3 +135,24 @@ def test_an_instance_has_its_own_settings_device_and_sockets(stopped: Manager) -
     assert sorted(environ) == ["CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1"]
     stopped.run("systemctl", "stop", "latentd@1.socket")
     wait_until_gone(stopped, "run/latentd-1")
+
+
+def test_a_key_of_the_daemons_user_opens_tcp_to_listed_keys(
+    stopped: Manager, settings: Path
+) -> None:
+    stopped.note("CURVE, as docs/security.md has it.")
+    latentd, folder = STATUS[0], "/etc/latentd"
+    server = stopped.run(latentd, "keygen", f"{folder}/curve.key").strip()
+    stopped.run("chown", "latentd", f"{folder}/curve.key")
+    client = stopped.run(latentd, "keygen", f"{folder}/alice.key").strip()
+    (stopped.root / "etc/latentd/curve.clients").write_text(f"{client} alice\n")
+    settings.write_text(f"""{settings.read_text()}endpoint = "tcp://127.0.0.1:5555"
+curve_key = "{folder}/curve.key"
+curve_clients = "{folder}/curve.clients"
+""")
+    stopped.run("systemctl", "start", UNIT)
+    keys = (f"--client-key={folder}/alice.key", f"--server-key={server}")
+    there = "--endpoint=tcp://127.0.0.1:5555"
+    assert stopped.run(*STATUS, there, *keys).startswith("ready")
+    stopped.run(*STATUS, there, expect=1)
+    stopped.run("systemctl", "stop", UNIT)
