@@ -1,6 +1,6 @@
 """Where the daemon's log goes: to stderr, or with its fields to the journal of systemd.
 
-A line must never hold up the engine: what the journal does not take at once is lost, and counted.
+A line must never hold up the engine: what is not taken at once is lost, and counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import socket
 import sys
 from typing import TYPE_CHECKING, Final
+
+from latentd.stderr_handler import StderrHandler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,7 @@ def start_logging(level: str, journal: str = JOURNAL) -> None:
 
 
 def _handler(journal: str) -> logging.Handler:
-    plain = logging.StreamHandler(sys.stderr)
+    plain = StderrHandler(sys.stderr.fileno())
     if not is_journal():
         plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         return plain
