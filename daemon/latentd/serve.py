@@ -20,7 +20,7 @@ from latentd import handed_over, snapshot, snapshot_files
 from latentd.access import AccessError
 from latentd.backend import start_engine
 from latentd.freed_memory import keep_freed_memory
-from latentd.leaving import leaving_on_device_fault
+from latentd.leaving import leaving_on_device_fault, leaving_on_failure
 from latentd.preflight import check_endpoints, raise_file_limit
 from latentd.server import Server
 from latentd.snapshot_files import SnapshotError
@@ -101,7 +101,8 @@ class Daemon:
             gc.freeze()
             self._status = f"serving {engine.info.name}"
             self._notifier.send(READY=1, STATUS=self._status)
-            server.serve()
+            with leaving_on_failure():
+                server.serve()
             self._notifier.send(STOPPING=1)
             code = self._save(engine, server)
         log.info("stopped")

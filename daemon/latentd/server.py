@@ -50,12 +50,18 @@ TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
 """The same when idle (four wake-ups a second), and between two looks at leases."""
+PAUSE_S = 0.5
+"""From this on a look at leases that comes too late postpones their ends: the daemon was stopped
+(SIGSTOP, a debugger) or the device busy, and heard nobody meanwhile."""
 RETRY_S, MAX_RETRY_S = 0.002, 0.02
 """Between two attempts to send to full peers; doubled while none of them takes anything (one that
 is stopped in a debugger must not keep the daemon busy)."""
 LAST_WORDS_S = 0.05
 """From the last replies until the connections break, while there are clients: when libzmq sees the
 break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been asked for."""
+FAULT_WORDS_S = 0.5
+"""The same after a failure, which nobody could know of before: for clients that think between two
+steps, and for who looks at the health now and then."""
 FLUSH_MS = 300
 """Longest wait for the last replies to leave."""
 
@@ -138,6 +144,7 @@ class Server:
         """Serve until stopped. Raises DeviceFault after every waiting client was told."""
         listener, engine, work = self._listener, self._engine, self._work
         assert listener is not None
+        self._leases_at = time.monotonic()
         if listener.pulse is not None:
             engine.on_long_wait(listener.pulse.beat)
         try:
@@ -164,10 +171,12 @@ class Server:
                 if not engine.has_work and not self._posts:
                     listener.wait(self._next_turn())
         except DeviceFault as fault:
-            self._tell_fault(listener, str(fault))
+            text = f"the device failed, the daemon ends and will be restarted: {fault}"
+            self._tell_failure(listener, "device_fault", "device_fault", text)
             raise
         except Exception:
-            housekeeping.refuse_all(work, RequestRejected("internal", "the daemon has failed"))
+            text = "the daemon has failed, ends and will be restarted; its log says why"
+            self._tell_failure(listener, "internal", "draining", text)
             raise
         finally:
             self._outbox.flush()
@@ -226,6 +235,8 @@ class Server:
         if self._listener is not None:
             self._listener.router.tick(now, work.sessions.peers)
         if now >= self._leases_at:
+            if now - self._leases_at > PAUSE_S:
+                work.sessions.postpone(now - self._leases_at)
             self._leases_at = now + IDLE_TICK_S
             housekeeping.end_leases(work)
             housekeeping.drop_late_adoptions(work)
@@ -248,14 +259,13 @@ class Server:
         housekeeping.end_runs(work)
         return True
 
-    def _tell_fault(self, listener: Listener, text: str) -> None:
-        """Answer everybody who waits, and what lies unread in the socket."""
-        work = self._work
-        work.fault = f"the device failed, the daemon ends and will be restarted: {text}"
+    def _tell_failure(self, listener: Listener, code: str, later: str, text: str) -> None:
+        """Answer everybody who waits with `code`, and with `later` who asks in the time that there
+        is for it: whose request has not run may well make it elsewhere."""
         self._set_state("fault")
-        housekeeping.refuse_all(work, RequestRejected("device_fault", work.fault))
-        with contextlib.suppress(LatentdError, zmq.ZMQError):
-            self._take(listener)
+        self._work.fault = later, text
+        housekeeping.refuse_all(self._work, RequestRejected(code, text))
+        self._say_last_words(listener, FAULT_WORDS_S)
 
     def _set_state(self, state: str) -> None:
         """What health tells from now on."""
@@ -281,10 +291,10 @@ class Server:
         if self._listener is not None:
             self._listener.wake()
 
-    def _say_last_words(self, listener: Listener) -> None:
+    def _say_last_words(self, listener: Listener, seconds: float) -> None:
         """Tell those who still ask why they are refused: a client in the middle of its steps asks
         again at once."""
-        until = time.monotonic() + LAST_WORDS_S
+        until = time.monotonic() + seconds
         self._work.is_draining = True
         while time.monotonic() < until:
             with contextlib.suppress(LatentdError, DeviceFault, zmq.ZMQError):
@@ -296,7 +306,7 @@ class Server:
         listener.release()
         self._engine.on_long_wait(lambda: None)
         if len(self._work.sessions):
-            self._say_last_words(listener)
+            self._say_last_words(listener, LAST_WORDS_S)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

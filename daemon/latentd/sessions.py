@@ -251,6 +251,13 @@ class Sessions:
         lost = [s for s in self._sessions.values() if s.expires_at < now]
         return lost, [s for s in lost if s.expires_at + self.grace_s < now]
 
+    def postpone(self, seconds: float) -> None:
+        """Let all leases, and those of adoptions, last longer: nobody was heard for so long."""
+        for session in self._sessions.values():
+            session.expires_at += seconds
+            for adoption in session.adoptions.values():
+                adoption.expires_at += seconds
+
     def forget_old(self, now: float) -> None:
         """Drop what was closed after the grace period: slots, the stored replies of their opens,
         and who asked for it."""

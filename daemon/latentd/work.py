@@ -57,7 +57,8 @@ class ServerOptions:
 class Work:
     """State of the serving side; the engine thread owns it. `now` is monotonic, set once a turn;
     the deadlines of runs are looked at when `next_deadline` has come, which is before the first of
-    them. `fault` is set when the device has failed, `is_draining` when new work is refused.
+    them. `fault` is what every request is told once the daemon has failed; `is_draining` is set
+    when new work is refused.
     `took_piece`: a request has just moved pages, and the next launch comes before the next request.
     `first_token` has the times from a prompt's request, its wait for room included, to its token.
     `seen_access` is the version of the rules of access that the sessions keep."""
@@ -75,7 +76,7 @@ class Work:
     now: float = 0.0
     next_deadline: float = math.inf
     is_draining: bool = False
-    fault: str | None = None
+    fault: tuple[str, str] | None = None  # code and text
     took_piece: bool = False
     seen_access: int = 0
 
@@ -96,9 +97,9 @@ class Work:
         session.peer, session.who, session.owner = peer, who, who.owner
 
     def check_fault(self) -> None:
-        """Raise RequestRejected when the device has failed."""
+        """Raise RequestRejected when the daemon has failed."""
         if self.fault is not None:
-            raise RequestRejected("device_fault", self.fault)
+            raise RequestRejected(*self.fault)
 
     def expires_at(self, deadline_s: float | None) -> float:
         """When the time of a request is over; the loop will look at it then."""
