@@ -28,7 +28,7 @@ restore = "/var/lib/latentd/saved/snapshot"
 PREPARE = """set -e
 mkdir -p /opt/lab/bin
 program=/opt/lab/bin/latentd
-printf '#!/bin/sh\\nexec %s /opt/lab/tests/systemd/faulty.py "$@"\\n' "$PROGRAM" > $program
+printf '#!/bin/sh\\nexec %s /opt/lab/tests/faulty.py /etc/lab "$@"\\n' "$PROGRAM" > $program
 printf '#!/bin/sh\\nexec %s -m latentd_openai "$@"\\n' "$PROGRAM" > $program-openai
 printf '#!/bin/sh\\nexec %s "$@"\\n' "$PROGRAM" > /opt/lab/bin/python
 chmod 755 /opt/lab/bin/*

@@ -37,7 +37,6 @@ class Mortal:
         self.endpoint = self.child.endpoint
 
     def _start(self) -> Child:
-        (self._folder / "notify").unlink(missing_ok=True)  # of an earlier one
         model = ("--weights", "random", "--config", str(self.config), "--name", "tiny")
         child = Child(self._folder, (*model, *FLAGS))
         child.wait_ready(START_S, lambda status: None)

@@ -39,7 +39,6 @@ def start(folder: Path, tiny_dir: Path, *flags: str) -> Child:
     """A daemon that restores and saves at `folder`/saved."""
     model = ("--weights", "random", "--config", str(tiny_dir), "--device", "cpu", "--name", "tiny")
     sizes = ("--max-slots", "2", "--max-ctx", "512", "--drain-s", "1")
-    (folder / "notify").unlink(missing_ok=True)  # of an earlier one
     child = Child(folder, (*model, *sizes, *flags))
     child.wait_ready(START_S, lambda status: None)
     return child

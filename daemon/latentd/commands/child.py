@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd.settings import ConfigError
 from latentd_client import ConnectionLost
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 POLL_S = 0.2
+PROGRAM: Final = (sys.executable, "-m", "latentd")
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h: the signal that a process gets when its parent has ended."""
 
@@ -36,17 +37,21 @@ class Child:
     `folder`/log.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, flags: Sequence[str], program: Sequence[str] = PROGRAM
+    ) -> None:
+        """`program` is the command line of `latentd`. Another daemon may have been in `folder`."""
         self.endpoint = f"ipc://{folder}/latentd.sock"
         self.log = folder / "log"
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        (folder / "notify").unlink(missing_ok=True)
         self._manager.bind(str(folder / "notify"))
         self._manager.settimeout(POLL_S)
         environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
         environ["NOTIFY_SOCKET"] = str(folder / "notify")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "latentd", "serve", "--endpoint", self.endpoint, *flags],
+                [*program, "serve", "--endpoint", self.endpoint, *flags],
                 env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the parent, which stops the child
                 preexec_fn=_end_with_parent,
