@@ -135,6 +135,10 @@ class Config:
         "oldest first; steps of open slots wait then too; 0 refuses all of them at once", "int",
         high=1024,
     )  # fmt: skip
+    session_slots: int = setting(
+        "server", 0, "most slots of a session, those included that its requests wait for; 0: all",
+        "int", high=MAX_SLOTS,
+    )  # fmt: skip
     spin_us: int = setting(
         "server", 200, "spin after a message before blocking", "int", high=100_000
     )

@@ -57,6 +57,7 @@ def open_slot(
         return None
     deadline_s = header.get("deadline_s")
     work.check_launch(deadline_s)
+    session.check_seat(work.options.session_slots)
     sampling = sampling or SamplingParams()
     if work.waiting.has_new:
         work.engine.check_open(prompt, sampling)

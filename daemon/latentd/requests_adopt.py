@@ -104,6 +104,7 @@ def _begin(work: Work, run: SeatRun, header: Header, raw: Sequence[Tensor]) -> H
     if known is not None:
         return {**results, "replayed": True}
     work.check_launch(header.get("deadline_s"))
+    session.check_seat(work.options.session_slots)
     wanted = (tokens, token, sampling or SamplingParams())
     if work.waiting.has_new:
         transfers.check(*wanted)

@@ -33,6 +33,7 @@ def fork(
     source = session.record(slot_id, epoch)
     check_idle(source)
     work.check_launch(deadline_s)
+    session.check_seat(work.options.session_slots)
     if work.waiting.has_new:
         work.engine.transfers.look(slot_id, epoch, pos)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from latentd.credentials import UNKNOWN
 from latentd.records import OpenRecord, SlotRecord
+from latentd.runs import OpenRun, SeatRun
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Session:
     `peer` sent its last message to the engine thread, and `who` is that. `token` is empty in a
     session that was restored and that nobody has gone on with yet. `number` names it to people."""
 
-    token: str
+    token: str = field(repr=False)
     token_hash: bytes
     expires_at: float
     slots: dict[tuple[int, int], SlotRecord] = field(default_factory=dict)
@@ -72,6 +73,17 @@ class Session:
                 "epoch_gone", f"slot {slot_id} of epoch {epoch} is not open in this session"
             )
         return record
+
+    def check_seat(self, most: int) -> None:
+        """Raise RequestRejected("no_slot") when the session has `most` slots, those included that
+        its requests wait for; 0: it may have all."""
+        coming = sum(isinstance(run, OpenRun | SeatRun) for run in self.running.values())
+        count = len(self.slots) - len(self.closed) + len(self.adoptions) + coming
+        if most and count >= most:
+            raise RequestRejected(
+                "no_slot", f"the session has {count} slots, open or on their way, at most {most} "
+                "(session_slots): close one", slots_total=most,
+            )  # fmt: skip
 
     def check_id(self, request_id: int, run: Run | None = None) -> None:
         """Raise RequestRejected("invalid") when another open or stream than `run` has that id."""

@@ -30,9 +30,10 @@ class ServerOptions:
     """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
     data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead,
     `session_credits` all streams of a session together; `max_waiting` the most requests for new
-    slots that wait for room (0: nothing waits); `spin_us` the time the engine thread polls after a
-    message before it blocks; `drain_s` the time that running work gets when the control socket is
-    asked to drain without naming one."""
+    slots that wait for room (0: nothing waits); `session_slots` the most slots of a session (0:
+    all); `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the
+    time that running work gets when the control socket is asked to drain without naming one;
+    `access` who may connect and drain."""
 
     endpoint: str = protocol.DEFAULT_ENDPOINT
     control_endpoint: str = ""
@@ -44,6 +45,7 @@ class ServerOptions:
     credits: int = 1024
     session_credits: int = 65536
     max_waiting: int = 0
+    session_slots: int = 0
     drain_s: float = 30.0
     access: AccessOptions = field(default_factory=AccessOptions)
 

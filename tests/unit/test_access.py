@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fakes import FakeEngine
 from gates import wait_until
-from latentd import credentials
+from latentd import credentials, snapshot
 from latentd.access import Access, AccessError, read_keys
 from latentd.credentials import UNKNOWN, Credentials
 from latentd.options import AccessOptions
@@ -22,12 +23,10 @@ from latentd.server import ServerOptions
 from latentd.settings import ConfigError
 from latentd.sources import read
 from latentd_client import AsyncClient, Client, ConnectionLost, Control, RequestRejected
-from serving import Peer, seat, serving
+from serving import Peer, Running, seat, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from serving import Running
 
 STRANGER, FRIEND, GROUP = 54321, 12345, 23456
 KEYS = ("k" * 40, "#" + "z" * 39)
@@ -184,6 +183,27 @@ def test_a_token_that_another_user_has_seen_is_of_no_use_to_him(
                 with pytest.raises(RequestRejected, match="another user's"):
                     call(owner.session)
         assert owner.ask("step", **seat(opened))["context_len"] == 4
+
+
+def test_a_session_is_still_its_users_after_a_restart(
+    endpoint: str, disguise: Disguise, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+    disguise.who = user(STRANGER)
+    with serving(endpoint, engine) as running, Peer(endpoint) as owner:
+        opened = owner.hello().open()
+        running.stop()
+        snapshot.save(engine, running.server.sessions, tmp_path / "saved")
+    restored = Running(FakeEngine(), ServerOptions(endpoint=endpoint), tmp_path / "saved")
+    disguise.who = user(FRIEND)
+    with Peer(endpoint) as thief:
+        thief.session = owner.session
+        assert thief.ask("step", **seat(opened))["status"] == "denied"
+    disguise.who = user(STRANGER)
+    with Peer(endpoint) as again:
+        again.session = owner.session
+        assert again.ask("step", **seat(opened))["context_len"] == 4
+    restored.stop()
 
 
 def test_stats_tell_whose_the_sessions_are_and_others_only_of_their_own(
