@@ -34,7 +34,7 @@ class Outbox:
         self._send = router.try_send
         self._has_room = router.has_room
         self._parked: dict[bytes, Parked] = {}
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(replayed=0)
         self.refused: Counter[str] = Counter()  # by code
 
     @property
@@ -44,7 +44,8 @@ class Outbox:
 
     def send(self, peer: bytes, header: Header, raw: Sequence[Tensor] = ()) -> None:
         """Send a reply, or park it when the peer's queue is full; a dead peer's is dropped."""
-        self.counters["replayed"] += "replayed" in header
+        if "replayed" in header:
+            self.counters["replayed"] += 1
         self.deliver(peer, protocol.encode(header, raw))
 
     def deliver(self, peer: bytes, frames: Frames) -> None:
