@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BOUNDS_S: Final = (
     50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3,
-    7.5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+    7.5e-3, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 """Upper ends of the buckets; one more bucket has all that is longer."""
 BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in BOUNDS_S)
