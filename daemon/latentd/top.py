@@ -5,18 +5,17 @@ The only module that imports rich (the extra `top`).
 
 from __future__ import annotations
 
-import math
 import time
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from latentd.quantiles import Quantiles, quantiles
 from latentd_client import LatentdError
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ WAITS: Final = {
     "step_queue": "queue, step", "open_queue": "queue, prompt", "inter_token": "between tokens",
     "first_token": "first token", "chunk": "prompt chunk",
 }  # fmt: skip
+UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 BAR: Final = 24
 """Columns; all of the screen fits into 80."""
 
@@ -56,37 +56,6 @@ class Look:
         """Whether it is a later one at the same daemon: another life counts from zero."""
         return bool(self.health["boot_id"] == before.health["boot_id"]
                     and self.health["pid"] == before.health["pid"])  # fmt: skip
-
-
-class Quantiles(NamedTuple):
-    """How many times were counted, and two of their quantiles in seconds."""
-
-    total: int
-    p50_s: float
-    p99_s: float
-
-
-def quantiles(
-    bounds_s: list[float], after: dict[str, Any], before: dict[str, Any] | None
-) -> Quantiles:
-    """Of what a histogram has counted between two looks. Within a bucket times are taken to be
-    spread evenly; those beyond the last bound to be that bound."""
-    counts = list(after["counts"])
-    if before is not None:
-        counts = [new - old for new, old in zip(counts, before["counts"], strict=True)]
-    total = sum(counts)
-    return Quantiles(total, *(_quantile(bounds_s, counts, total * part) for part in (0.5, 0.99)))
-
-
-def _quantile(bounds_s: list[float], counts: list[int], rank: float) -> float:
-    """The time that `rank` of those counted do not exceed; not a number where none are."""
-    if not rank:
-        return math.nan
-    idx, below = next((i, n) for i, n in enumerate(accumulate(counts)) if n >= rank)
-    if idx == len(bounds_s):
-        return bounds_s[-1]
-    low = bounds_s[idx - 1] if idx else 0.0
-    return low + (bounds_s[idx] - low) * (1 - (below - rank) / counts[idx])
 
 
 def look(control: Control) -> Look:
@@ -162,7 +131,7 @@ def _queues(stats: dict[str, Any]) -> str:
 
 
 def _rates(before: Look, after: Look) -> Table:
-    table = Table("", box=box.SIMPLE_HEAD)
+    table = Table(Column("", no_wrap=True), box=box.SIMPLE_HEAD)
     table.add_column("a second", justify="right")
     seconds = _seconds(before, after)
     for name, text in RATES.items():
@@ -177,7 +146,7 @@ def _seconds(before: Look, after: Look) -> float:
 
 
 def _times(before: Look, after: Look) -> Table:
-    table = Table("", box=box.SIMPLE_HEAD)
+    table = Table(Column("", no_wrap=True), box=box.SIMPLE_HEAD)
     for text in ("a second", "p50", "p99"):
         table.add_column(text, justify="right")
     seconds = _seconds(before, after)
@@ -200,8 +169,7 @@ def _found(before: Look, after: Look) -> Iterable[tuple[str, Quantiles]]:
 
 
 def _time(seconds: float) -> str:
-    """A time in a unit that fits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.2f} {unit}"
-    return f"{seconds * 1e6:,.0f} us"
+    """A time in a unit that fits, three digits of it."""
+    unit, size = next((row for row in UNITS if seconds >= row[1]), UNITS[-1])
+    number = seconds / size
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} {unit}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from latentd.quantiles import quantiles
 from latentd_client import Client, Control
 from processes import latentd
 from serving import serving
@@ -26,19 +27,33 @@ def text_of(before: Any, after: Any) -> str:
     return str(console.file.getvalue())
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.2e-7, "0.42 us"),
+        (99.6e-6, "99.6 us"),
+        (0.00149, "1.49 ms"),
+        (0.5, "500 ms"),
+        (12.34, "12.3 s"),
+    ],
+)
+def test_times_have_three_digits_and_their_unit(seconds: float, text: str) -> None:
+    assert top._time(seconds) == text
+
+
 def test_quantiles_lie_within_the_bucket_that_has_them() -> None:
-    found = top.quantiles(BOUNDS, histogram(0, 100, 0, 0), None)
+    found = quantiles(BOUNDS, histogram(0, 100, 0, 0), None)
     assert found.total == 100
     assert found.p50_s == pytest.approx(1.5e-4)
     assert found.p99_s == pytest.approx(1.99e-4)
-    assert top.quantiles(BOUNDS, histogram(0, 0, 0, 5), None).p50_s == BOUNDS[-1]
+    assert quantiles(BOUNDS, histogram(0, 0, 0, 5), None).p50_s == BOUNDS[-1]
 
 
 def test_quantiles_are_those_of_what_came_between_two_looks() -> None:
-    found = top.quantiles(BOUNDS, histogram(900, 0, 10, 0), histogram(900, 0, 0, 0))
+    found = quantiles(BOUNDS, histogram(900, 0, 10, 0), histogram(900, 0, 0, 0))
     assert found.total == 10
     assert 2e-4 < found.p50_s < found.p99_s < 4e-4
-    nothing = top.quantiles(BOUNDS, histogram(5, 0, 0, 0), histogram(5, 0, 0, 0))
+    nothing = quantiles(BOUNDS, histogram(5, 0, 0, 0), histogram(5, 0, 0, 0))
     assert nothing.total == 0
     assert math.isnan(nothing.p50_s)
 
