@@ -48,6 +48,10 @@ class Switches:
         file = self._folder / name
         return file.read_text() if file.exists() else ""
 
+    def turn_off(self, name: str) -> None:
+        """The fault has come."""
+        (self._folder / name).unlink()
+
     def install(self, command: str) -> None:
         """Make this process look at the switches. It is called when READY is far and torch is not
         imported."""
@@ -86,6 +90,7 @@ class Switches:
 
         def faulty_launch(plan: Any, bucket: int) -> None:
             if self.read("out-of-bounds"):
+                self.turn_off("out-of-bounds")  # no call of CUDA works behind it
                 write_out_of_bounds(backend)
             launch(plan, bucket)
 

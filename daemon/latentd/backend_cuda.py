@@ -78,7 +78,7 @@ class CudaBackend:
         self._pending.append(plan)
         try:
             if plan.changes.moves is not None:
-                self.move(plan.changes.moves)
+                self._move(plan.changes.moves)
             self.runner.place_limits(plan, step)
             if plan.attends:
                 self._attend(bucket)
@@ -103,7 +103,14 @@ class CudaBackend:
             self.graph_replays += 1
 
     def move(self, moves: Moves) -> None:
-        """Start moves; see Backend. Raises DriverError."""
+        """See Backend."""
+        try:
+            self._move(moves)
+        except driver.DriverError as error:
+            raise DeviceFault(str(error)) from error
+
+    def _move(self, moves: Moves) -> None:
+        """Start moves. Raises DriverError."""
         slab, table = self.runner.buffers.slab, self.runner.buffers.inputs.block_table
         page_bytes, row_bytes = slab[0].nbytes, table[0].nbytes
         for source, target in moves.copies:

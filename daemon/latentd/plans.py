@@ -159,7 +159,7 @@ class Backend(Protocol):
         """Whether wait() would find the oldest launch completed."""
 
     def move(self, moves: Moves) -> None:
-        """Make moves outside a plan, while nothing is in flight."""
+        """Make moves outside a plan, while nothing is in flight. Raises DeviceFault."""
 
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
         """The bytes of pages, [pages, bytes of a page]: a copy. Called while nothing is in flight.
