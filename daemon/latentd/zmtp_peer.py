@@ -105,7 +105,11 @@ class ZmtpPeer:
         data = memoryview(chunk)[:size]
         if self._greeter is not None:
             data = self._greet(self._greeter, data)
-        reader.feed(data)
+        try:
+            reader.feed(data)
+        except MemoryError:  # what it has sent so far goes with it
+            self.is_lost = True
+            return None
         return self.next()
 
     def next(self) -> list[bytes] | None:
@@ -114,7 +118,7 @@ class ZmtpPeer:
         reader = self._reader
         try:
             message = None if self.is_lost else reader.next(TURN_FRAMES)
-        except zmtp.BrokenStream:
+        except (zmtp.BrokenStream, MemoryError):
             self.is_lost = True
             return None
         for body in reader.take_commands():

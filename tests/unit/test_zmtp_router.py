@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -164,6 +165,28 @@ def test_frames_beyond_the_limit_are_counted_and_not_kept(path: Path, router: Zm
     sock.sendall(frame(b"next"))
     assert await_message(router)[1:] == ([b"next"], 1)
     sock.close()
+
+
+@pytest.mark.parametrize("where", ["feed", "next"])
+def test_a_message_that_memory_has_no_room_for_only_costs_its_sender_the_connection(
+    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    modest, name = greeted(path, router)
+    greedy, _ = greeted(path, router)
+    real = getattr(zmtp.FrameReader, where)
+
+    def limited(reader: zmtp.FrameReader, *args: Any) -> Any:
+        if reader.held_bytes + sum(len(data) for data in args if where == "feed") > 5000:
+            raise MemoryError
+        return real(reader, *args)
+
+    monkeypatch.setattr(zmtp.FrameReader, where, limited)
+    with modest, greedy:
+        greedy.sendall(frame(bytes(9000)))
+        assert run(router) == []
+        assert is_closed(greedy)
+        modest.sendall(frame(bytes(1000)))
+        assert await_message(router)[:2] == (name, [bytes(1000)])
 
 
 def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) -> None:
