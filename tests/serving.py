@@ -20,7 +20,7 @@ from latentd_client import protocol
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from latentd.engine import Engine
@@ -71,8 +71,9 @@ class Peer:
     """A DEALER that sends what it is told, well-formed or not."""
 
     def __init__(
-        self, endpoint: str, receive_queue: int = 1000, is_immediate: bool = False
-    ) -> None:
+        self, endpoint: str, receive_queue: int = 1000, is_immediate: bool = False,
+        before_connect: Callable[[zmq.Socket[bytes]], object] = lambda dealer: None,
+    ) -> None:  # fmt: skip
         """`is_immediate`: with the option that the clients' sockets have."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -80,6 +81,7 @@ class Peer:
         self.socket.setsockopt(zmq.IMMEDIATE, int(is_immediate))
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        before_connect(self.socket)
         self.socket.connect(endpoint)
         self.session = ""
         self.sent_bytes = 0

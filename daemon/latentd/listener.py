@@ -72,8 +72,9 @@ class Listener:
                 ours.adopt(listening)
             return ours
         theirs = make_router(self._context, max_frame_bytes, endpoint.startswith("tcp://["))
-        self._routers.append(router := ZmqRouter(theirs, max_frames))
-        if (pair := self._access.pair) is not None:
+        pair = self._access.pair
+        self._routers.append(router := ZmqRouter(theirs, max_frames, is_guarded=pair is not None))
+        if pair is not None:
             self._doorman = self._doorman or _hire_doorman(self._context, pair, self._access)
             self._doorman.guard(theirs)
         self._bindings.append(Binding(theirs, endpoint, is_guarded=pair is not None))

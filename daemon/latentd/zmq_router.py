@@ -23,7 +23,10 @@ LARGE_BYTES = 1 << 16
 MAX_QUEUED_BYTES = 64 << 20
 """Of those on their way to one peer: libzmq counts messages only."""
 MAX_KNOWN = 4096
-"""Peers of whom is known who they are: libzmq does not tell that one has gone."""
+"""Peers whose addresses are known: libzmq does not tell that one has gone."""
+KEY_BYTES = 40
+"""Of a public key as it is told."""
+NO_KEY = "?" * KEY_BYTES
 
 
 def make_router(
@@ -42,7 +45,12 @@ def make_router(
 class ZmqRouter:
     """A `Router` over a ROUTER of libzmq."""
 
-    def __init__(self, socket: zmq.Socket[bytes], max_frames: int) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], max_frames: int, is_guarded: bool = False
+    ) -> None:
+        """Where peers have a CURVE key (`is_guarded`) it is part of their names: anybody may choose
+        the routing id of one who has gone."""
+        self._is_guarded = is_guarded
         self.spare_s = SPARE_S  # connections come in on libzmq's own thread
         self._socket = socket
         self._max_frames = max_frames
@@ -61,8 +69,8 @@ class ZmqRouter:
             self._is_ready = False
         elif not int(socket.getsockopt(EVENTS)) & POLLIN:
             return None
-        peer = socket.recv(NOBLOCK)
-        frames = [socket.recv(NOBLOCK) if peer in self._known else self._meet(peer)]
+        peer = self._meet() if self._is_guarded else socket.recv(NOBLOCK)
+        frames = [socket.recv(NOBLOCK)]
         count = 1
         while socket.getsockopt(RCVMORE):
             frame = socket.recv(NOBLOCK)
@@ -71,20 +79,19 @@ class ZmqRouter:
                 frames.append(frame)
         return peer, frames, count
 
-    def _meet(self, peer: bytes) -> bytes:
-        """The first frame of a peer that is new, or long not heard of; note who it is."""
+    def _meet(self) -> bytes:
+        """The name of who has sent the next message, which begins; its address is noted."""
         frame = self._socket.recv(NOBLOCK, copy=False)
         assert isinstance(frame, zmq.Frame)
-        told = {}
-        for name in ("User-Id", "Peer-Address"):
-            with contextlib.suppress(zmq.ZMQError):  # without CURVE there is no user
-                told[name] = str(frame.get(name))
-        self._known[peer] = Credentials(
-            key=told.get("User-Id", ""), address=told.get("Peer-Address", "")
-        )
-        if len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        return frame.bytes
+        key, address = NO_KEY, ""
+        with contextlib.suppress(zmq.ZMQError):  # the handshake told both
+            key, address = str(frame.get("User-Id")), str(frame.get("Peer-Address"))
+        peer = frame.bytes + key.encode()
+        if peer not in self._known:
+            self._known[peer] = Credentials(key=key, address=address)
+            if len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return peer
 
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send."""
@@ -118,7 +125,8 @@ class ZmqRouter:
     def _try_send(self, peer: bytes, frames: Sequence[bytes | memoryview | zmq.Frame]) -> Sent:
         try:
             send = self._send
-            send(peer, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
+            where = peer[:-KEY_BYTES] if self._is_guarded else peer
+            send(where, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
             for frame in frames[:-1]:
                 send(frame, NOBLOCK_MORE)
             send(frames[-1], NOBLOCK)
@@ -153,7 +161,9 @@ class ZmqRouter:
 
     def who(self, peer: bytes) -> Credentials:
         """See Router.who."""
-        return self._known.get(peer, UNKNOWN)
+        if not self._is_guarded:
+            return UNKNOWN
+        return self._known.get(peer) or Credentials(key=peer[-KEY_BYTES:].decode())
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:
         """See Router.tick."""

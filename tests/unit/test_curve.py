@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +32,8 @@ from latentd_client import (
     protocol,
 )
 from latentd_client.keys import KeyPair, read_pair, write_pair
-from serving import serving
+from latentd_client.zmtp import GREETING
+from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,6 +171,48 @@ def test_another_clients_key_does_not_use_a_session_whose_token_it_has(
         assert (told["key"], told["name"], told["address"]) == (
             keys.alice.public, "a client", "127.0.0.1",
         )  # fmt: skip
+
+
+class Named(Peer):
+    """A client that has chosen its own routing id, as raw ones may."""
+
+    def __init__(self, endpoint: str, keys: CurveKeys, name: bytes) -> None:
+        super().__init__(endpoint, before_connect=lambda dealer: _dress(dealer, keys, name))
+
+
+def _dress(dealer: zmq.Socket[bytes], keys: CurveKeys, name: bytes) -> None:
+    dealer.setsockopt(zmq.ROUTING_ID, name)
+    dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+    dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+    dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+
+
+def test_who_takes_the_routing_id_of_one_who_has_gone_is_not_taken_for_him(
+    guarded: Running, keys: Keys
+) -> None:
+    alice, root = keys.of(keys.alice), keys.of(keys.root)
+    with Named(guarded.endpoint, root, b"same") as owner:
+        opened = owner.hello().open()
+    with Named(guarded.server.control_endpoint, root, b"same") as admin:
+        assert admin.ask("health")["status"] == "ok"
+    with Named(guarded.endpoint, alice, b"same") as thief:
+        thief.session = owner.session
+        assert thief.ask("step", **seat(opened))["status"] == "denied"
+    with Named(guarded.server.control_endpoint, alice, b"same") as user:
+        assert user.ask("drain")["status"] == "denied"
+
+
+def test_garbage_and_half_a_handshake_harm_nobody(guarded: Running, keys: Keys) -> None:
+    port = int(guarded.endpoint.rpartition(":")[2])
+    with Client(guarded.endpoint, keys=keys.of(keys.alice)) as client:
+        slot = client.open([1, 2])
+        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for number, sock in enumerate(sockets):
+            sock.sendall((b"", b"GET / HTTP/1.1\r\n\r\n", GREETING, os.urandom(4096))[number % 4])
+        assert slot.step().context_len == 3
+        for sock in sockets:
+            sock.close()
+        assert slot.step().context_len == 4
 
 
 def test_a_key_that_is_struck_off_is_told_so_and_comes_back_when_it_is_listed_again(
@@ -334,7 +379,7 @@ def test_the_commands_take_keys_as_flags(
     with Client(guarded.endpoint, keys=keys.of(keys.alice)) as client:
         client.open([1])
         assert main(["status", *where, *flags]) == 0
-        line = f"1      1     0       0.0  a client, key {keys.alice.public}, at 127.0.0.1"
+        line = f"a client, key {keys.alice.public}, at 127.0.0.1\n"
         assert line in capsys.readouterr().out
     assert main(["drain", *where, *flags]) == 0
     assert capsys.readouterr().out.startswith("the daemon does not answer any more")
