@@ -11,7 +11,7 @@ CUDA_SOURCES = $(shell find kernels/latentd_kernels/csrc -name "*.cu" -o -name "
 
 GPU_TESTS ?= tests
 MEMCHECK_SKIP ?= 10944 or 102400 or 8192x2048 or 3072x1536 or 4096x512 or v2-lite or distribution or within_its_bounds or within_the_bounds or before_its_append or context_of_32k
-KERNEL_TESTS ?= $(filter-out %bench.py %branches.py %graphs.py %isolation.py %sameness.py %long_context.py %prefix_cache.py,$(wildcard tests/gpu/test_*.py))
+KERNEL_TESTS ?= $(filter-out %bench.py %branches.py %device_faults.py %graphs.py %isolation.py %sameness.py %long_context.py %prefix_cache.py,$(wildcard tests/gpu/test_*.py))
 
 ifdef PYTHON
 PY := $(PYTHON)

@@ -76,6 +76,13 @@ def test_the_switches_are_those_of_the_launcher() -> None:
     assert told == set(re.findall(r'"([a-z-]+)"(?:\)|: [A-Z])', text))
 
 
+def test_nothing_that_is_installed_has_a_switch_for_faults() -> None:
+    for top in ("daemon", "client", "kernels", "systemd"):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in (".py", ".service", ".toml"):
+                assert not re.search(r"faulty|inject|LATENTD_FAULT", path.read_text()), path
+
+
 def test_only_snapshots_ask_for_the_time_of_day() -> None:
     """When it was saved is for people; everything else is measured by clocks that do not jump."""
     pattern = re.compile(r"\btime\.(time|time_ns|localtime|gmtime)\(|\bdatetime\b|CLOCK_REALTIME")

@@ -296,6 +296,33 @@ def test_serve_raises_the_device_fault(endpoint: str) -> None:
             slot.step(timeout_s=5)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "later"),
+    [(DeviceFault, "device_fault", "device_fault"), (ZeroDivisionError, "internal", "draining")],
+)
+def test_who_comes_in_the_half_second_after_a_failure_is_told_of_it(
+    endpoint: str, error: type[Exception], code: str, later: str
+) -> None:
+    def fail() -> StepOutputs:
+        raise error("lost")
+
+    engine = FakeEngine()
+    with serving(endpoint, engine) as running, Client(endpoint) as one, Client(endpoint) as two:
+        slot, idle = one.open([1]), two.open([2])
+        engine.fake.wait = fail  # type: ignore[method-assign]
+        with pytest.raises(RequestRejected) as refused:
+            slot.step()
+        assert refused.value.code == code
+        with Control(running.server.control_endpoint) as control:
+            assert control.health()["state"] == "fault"
+        for call in (idle.step, idle.export, lambda: two.open([3]), lambda: Client(endpoint)):
+            with pytest.raises(RequestRejected) as refused:
+                call()
+            assert refused.value.code == later
+        running.thread.join(5)
+        assert isinstance(running.error, error)
+
+
 def test_a_second_daemon_on_the_path_is_refused_by_name(endpoint: str) -> None:
     with serving(endpoint), Client(endpoint) as client:
         with pytest.raises(EndpointError, match=rf"process {os.getpid()}") as error:
