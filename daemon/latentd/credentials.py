@@ -13,14 +13,15 @@ _UCRED: Final = struct.Struct("iII")
 """Process, user and group of SO_PEERCRED (unix(7))."""
 SO_PEERGROUPS: Final = 59
 """The groups beside that one, of Linux 4.13 (asm-generic/socket.h); Python has no name for it."""
-MOST_GROUPS: Final = 65536
-"""Of a process (NGROUPS_MAX)."""
+GROUP_BYTES: Final = 1024
+"""Room for 256 groups, the most that Python asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """A peer. On ipc the system tells `user`, `group`, `process` and `groups` (all of the peer's,
-    when it connected); over tcp there is an `address`, and with CURVE the peer's public `key`."""
+    when it connected, if they are 256 at most); over tcp there is an `address`, and with CURVE the
+    peer's public `key`."""
 
     user: int | None = None
     group: int | None = None
@@ -47,6 +48,6 @@ def of_socket(sock: socket.socket) -> Credentials:
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     process, user, group = _UCRED.unpack(told)
     groups = array("I")
-    with contextlib.suppress(OSError):  # an older system: the one group then
-        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * MOST_GROUPS))
+    with contextlib.suppress(OSError):  # there are more of them, or an older system: the one then
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUP_BYTES))
     return Credentials(user, group, process, frozenset((group, *groups)))

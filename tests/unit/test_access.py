@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import platform
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -26,7 +29,7 @@ from latentd_client import AsyncClient, Client, ConnectionLost, Control, Request
 from serving import Peer, Running, seat, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STRANGER, FRIEND, GROUP = 54321, 12345, 23456
 KEYS = ("k" * 40, "#" + "z" * 39)
@@ -63,6 +66,59 @@ def test_the_system_tells_user_process_and_all_groups_of_a_peer() -> None:
         who = credentials.of_socket(ours)
     assert (who.user, who.group, who.process) == (os.getuid(), os.getgid(), os.getpid())
     assert who.groups == frozenset((os.getgid(), *os.getgroups()))
+
+
+class Impostor(threading.Thread):
+    """A thread that becomes another user, alone: the C library would have all threads become it."""
+
+    NUMBERS: ClassVar = {"setgroups": 116, "setresuid": 117, "setresgid": 119}  # of x86-64
+
+    def __init__(self, uid: int, groups: list[int], act: Callable[[], object]) -> None:
+        super().__init__()
+        self._uid, self._groups, self._act = uid, groups, act
+        self.error: Exception | None = None
+        self.start()
+        self.join()
+
+    def _call(self, name: str, *args: object) -> None:
+        assert ctypes.CDLL(None).syscall(self.NUMBERS[name], *args) == 0
+
+    def run(self) -> None:
+        groups = (ctypes.c_uint32 * len(self._groups))(*self._groups)
+        self._call("setgroups", len(groups), groups)
+        self._call("setresgid", *[self._uid] * 3)
+        self._call("setresuid", *[self._uid] * 3)
+        try:
+            self._act()
+        except Exception as error:
+            self.error = error
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or platform.machine() != "x86_64", reason="only root becomes another user"
+)
+def test_another_user_is_seen_as_what_he_is(endpoint: str) -> None:
+    def meet() -> None:
+        with Client(endpoint, spin_s=0) as client, Control(client.info.control) as control:
+            seen.extend(control.sessions())
+            control.drain()
+
+    seen: list[dict[str, object]] = []
+    access = AccessOptions(frozenset([FRIEND]), frozenset([GROUP]))
+    with serving(endpoint, access=access) as running:
+        for where in (endpoint, running.server.control_endpoint):
+            Path(where.removeprefix("ipc://")).chmod(0o666)
+        Path(endpoint.removeprefix("ipc://")).parent.chmod(0o711)
+        for uid, groups, code in (
+            (STRANGER, [STRANGER + 1], "allow_users"),
+            (STRANGER, [STRANGER + 1, GROUP], "drain: user 54321 is neither root"),
+            (FRIEND, [], "drain: user 12345 is neither root"),
+        ):
+            assert code in str(Impostor(uid, groups, meet).error)
+        assert [(told["user"], told["group"]) for told in seen] == [
+            (STRANGER, STRANGER), (FRIEND, FRIEND),
+        ]  # fmt: skip
+        assert seen[0]["process"] == os.getpid()
 
 
 @pytest.mark.parametrize(
