@@ -81,6 +81,7 @@ gpu-bench: $(SETUP_TEST) native-cubins
 	$(PY) tests/bench/bench_saving.py
 	$(PY) tests/bench/bench_transfer.py
 	$(PY) tests/bench/bench_streams.py
+	$(PY) tests/bench/bench_openai.py --steps 200
 	$(PY) tests/bench/bench_daemon.py
 	$(PY) tests/bench/bench_load.py
 

@@ -1,7 +1,7 @@
 """Text in and out: whole, or piece by piece as it is decoded, until a string that may lie anywhere.
 
 Takes the path of the model's tokenizer.json, or of its folder, as an argument (`pip install
-'latentd[text]'`); a byte-level model such as the bundled demo needs none.
+'.[text]'`); a byte-level model such as the bundled demo needs none.
 """
 
 import sys

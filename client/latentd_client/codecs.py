@@ -1,5 +1,5 @@
 """Codecs, which make tokens of text and text of tokens: a checkpoint's own, with the package
-`tokenizers` (`pip install 'latentd[text]'`), or bytes."""
+`tokenizers` (`pip install '.[text]'`), or bytes."""
 
 from __future__ import annotations
 
@@ -122,8 +122,10 @@ def _parse(path: Path, data: bytes) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        text = f"{FILE} takes the package tokenizers: pip install 'latentd[text]' ({error})"
-        raise TextError(text) from None
+        raise TextError(
+            f"{FILE} takes the package tokenizers: pip install '.[text]' from a checkout, or with "
+            f"the path of a wheel in place of the dot ({error})"
+        ) from None
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the package raises no narrower one

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_serve(settings, args.host, args.port, key))
     except ImportError as error:
-        text = f"takes packages that are missing: pip install 'latentd[openai]' ({error})"
+        text = "takes packages that are missing: pip install '.[openai]' from a checkout, or with "
+        text += f"the path of a wheel in place of the dot ({error})"
         print(f"{parser.prog}: {text}", file=sys.stderr)
     except (LatentdError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -90,10 +90,12 @@ def test_a_place_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path: P
 
 
 def test_the_command_says_what_it_did_and_what_comes_next(tmp_path: Path) -> None:
-    done = latentd("install-units", "--root", str(tmp_path), "--program", str(PROGRAM))
+    flags = ("--root", str(tmp_path), "--program", str(PROGRAM), "--with", "metrics")
+    done = latentd("install-units", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"installed  {tmp_path}/etc/systemd/system/latentd.service\n" in done.stdout
     assert "systemctl enable --now latentd " in done.stdout
+    assert "systemctl enable --now latentd-metrics\n" in done.stdout
 
 
 def test_a_program_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:

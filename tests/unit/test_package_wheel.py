@@ -143,7 +143,7 @@ def test_serve_without_torch_names_the_missing_extra(bare_python: Path) -> None:
 def test_the_door_without_its_packages_names_the_missing_extra(bare_python: Path) -> None:
     done = run(bare_python, "-m", "latentd_openai")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "pip install 'latentd[openai]'" in done.stderr
+    assert "pip install '.[openai]'" in done.stderr
     assert (bare_python.parent / "latentd-openai").is_file()
 
 

@@ -38,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", type=Path, metavar="PATH",
-        help="the model's tokenizer.json, or its folder (pip install 'latentd[text]')",
+        help="the model's tokenizer.json, or its folder (pip install '.[text]')",
     )  # fmt: skip
     parser.add_argument(
         "--tokens", type=token_ids, metavar="IDS", help="prompt as token ids: 1,2,3 (any model)"

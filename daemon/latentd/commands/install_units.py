@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"latentd install-units: {error}", file=sys.stderr)
         return EXIT_FAILED
     print(NEXT)
+    for door in dict.fromkeys(args.doors):
+        print(f"  systemctl enable --now latentd-{door}")
     return 0
 
 
