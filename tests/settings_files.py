@@ -71,9 +71,9 @@ ABOUT_VARIABLES: Final = """
 ## Variables that are no settings
 
 All other variables that begin with `LATENTD_` are refused by every command of `latentd` (exit code
-78 of those that read settings, 2 of the others), but for those of the other programs that serve
-(`LATENTD_OPENAI_*`, `LATENTD_METRICS_*`) and those that Kubernetes sets for a service whose name
-begins with latentd (`LATENTD_SERVICE_HOST`, `LATENTD_PORT` and their like).
+78 of those that read settings, 2 of the others), but for names kept for the other programs that
+serve (`LATENTD_OPENAI_*`, `LATENTD_METRICS_*`) and those that Kubernetes sets for a service whose
+name begins with latentd (`LATENTD_SERVICE_HOST`, `LATENTD_PORT` and their like).
 
 | variable | what it names |
 | --- | --- |

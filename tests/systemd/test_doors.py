@@ -98,18 +98,21 @@ def test_a_list_of_groups_lets_them_in(stopped: Manager, settings: Path) -> None
 
 
 @pytest.fixture
-def dropin(manager: Manager) -> Iterator[Callable[[str], None]]:
-    """Gives latentd-openai.service a drop-in with these lines of [Service], for a test."""
-    file = manager.root / f"run/systemd/system/{OPENAI}.d/options.conf"
+def dropin(manager: Manager) -> Iterator[Callable[[str, str], None]]:
+    """Gives a unit a drop-in with these lines of [Service], for a test."""
 
-    def write(lines: str) -> None:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"[Service]\n{lines}")
+    def file(unit: str) -> Path:
+        return manager.root / f"run/systemd/system/{unit}.d/options.conf"
+
+    def write(unit: str, lines: str) -> None:
+        file(unit).parent.mkdir(exist_ok=True)
+        file(unit).write_text(f"[Service]\n{lines}")
         manager.run("systemctl", "daemon-reload")
 
     yield write
-    manager.run("systemctl", "stop", OPENAI)
-    file.unlink(missing_ok=True)
+    for unit in UNITS:
+        manager.run("systemctl", "stop", unit)
+        file(unit).unlink(missing_ok=True)
     manager.run("systemctl", "daemon-reload")
 
 
@@ -123,25 +126,26 @@ def test_the_openai_door_waits_for_a_daemon(stopped: Manager) -> None:
     stopped.run("systemctl", "stop", OPENAI)
 
 
-def test_a_flag_that_is_wrong_ends_the_openai_door_for_good(
-    running: Manager, dropin: Callable[[str], None]
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_flag_that_is_wrong_ends_it_for_good(
+    running: Manager, dropin: Callable[[str, str], None], unit: str
 ) -> None:
-    running.note(f"{OPENAI} with a flag that is wrong.")
-    dropin('Environment="OPTIONS=--port none"\n')
-    running.run("systemctl", "start", OPENAI)
-    wait_until(lambda: running.peek(OPENAI, "ActiveState") == "failed")
-    shown = running.show(OPENAI, "ExecMainStatus", "NRestarts")
+    running.note(f"{unit} with a flag that is wrong.")
+    dropin(unit, 'Environment="OPTIONS=--nothing"\n')
+    running.run("systemctl", "start", unit)
+    wait_until(lambda: running.peek(unit, "ActiveState") == "failed")
+    shown = running.show(unit, "ExecMainStatus", "NRestarts")
     assert shown == {"ExecMainStatus": "2", "NRestarts": "0"}
 
 
 def test_the_openai_door_gets_its_key_as_a_credential(
-    running: Manager, dropin: Callable[[str], None]
+    running: Manager, dropin: Callable[[str, str], None]
 ) -> None:
     running.note(f"{OPENAI} with a key in a file that only root can read, as the page has it.")
     key = running.root / "etc/latentd/openai.key"
     key.write_text("a key\n")
     key.chmod(0o600)
-    dropin(KEYED)
+    dropin(OPENAI, KEYED)
     start(running, OPENAI)
     assert "401: Unauthorized" in ask(running, URLS[0], json.dumps(PROMPT), expect=1)
     assert_serves(running, OPENAI, "a key")

@@ -129,6 +129,7 @@ def test_a_bad_setting_in_the_environment_is_named() -> None:
         (["serve", "--model", "/x"], 78), (["demo"], 78), (["check"], 78), (["selftest"], 78),
         (["config"], 78), (["status"], 2), (["drain"], 2), (["generate", "text"], 2),
         (["bench", "steps"], 2), (["install-units", "--root", "/x"], 2),
+        (["top"], 2), (["metrics"], 2), (["trace", "--output", "/x"], 2), (["keygen", "/x"], 2),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip

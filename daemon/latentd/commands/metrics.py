@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from latentd.commands.connecting import add_control, connect_control
-from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_extra
+from latentd.commands.parsing import Parser, add_command, require_extra
 from latentd.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ ENDS = {signal.SIGINT, signal.SIGTERM}
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(
-        subparsers, "metrics", "serve a running daemon's figures to Prometheus", run, EXIT_CONFIG
+        subparsers, "metrics", "serve a running daemon's figures to Prometheus", run
     )
     parser.add_argument(
         "--listen", type=_address, default=DEFAULT, metavar="HOST:PORT",

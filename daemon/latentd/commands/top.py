@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from latentd.commands.connecting import add_control, connect_control, positive_float
-from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_extra
+from latentd.commands.parsing import Parser, add_command, require_extra
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +17,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     parser = add_command(
         subparsers, "top", "watch a running daemon: rates, latencies, slots and pages", run,
-        EXIT_CONFIG,
     )  # fmt: skip
     parser.add_argument(
         "--interval-s", type=positive_float, default=1.0, metavar="SECONDS",
