@@ -26,24 +26,26 @@ IPAddressAllow=any
 URLS: Final = ("http://127.0.0.1:8000/v1/completions", "http://127.0.0.1:9464/metrics")
 PROMPT: Final = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
 ASK: Final = """import sys, urllib.request as web
-url, body, key = sys.argv[1:]
+url, body, key, word = sys.argv[1:]
 headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-print(web.urlopen(web.Request(url, body.encode() or None, headers)).read().decode())
+reply = web.urlopen(web.Request(url, body.encode() or None, headers)).read().decode()
+print(*(line for line in reply.splitlines() if word in line), sep="\\n")
 """
 
 
-def ask(manager: Manager, url: str, body: str = "", key: str = "none", expect: int = 0) -> str:
-    """What a unit replies; `body` makes it a POST."""
-    return manager.run("/opt/lab/bin/python", "-c", ASK, url, body, key, expect=expect)
+def ask(manager: Manager, *asked: str, expect: int = 0) -> str:
+    """What a unit replies. `asked` are the URL, a body (which makes it a POST) or nothing, a key,
+    and a word of the lines that are wanted."""
+    return manager.run("/opt/lab/bin/python", "-c", ASK, *asked, expect=expect)
 
 
 def assert_serves(manager: Manager, unit: str, key: str = "none") -> None:
     """Use what a unit serves, with the daemon behind it."""
     if unit == OPENAI:
-        reply = json.loads(ask(manager, URLS[0], json.dumps(PROMPT), key))
+        reply = json.loads(ask(manager, URLS[0], json.dumps(PROMPT), key, ""))
         assert reply["usage"]["completion_tokens"] == PROMPT["max_tokens"]
     else:
-        assert "\nlatentd_up 1.0\n" in ask(manager, URLS[1])
+        assert "latentd_up 1.0" in ask(manager, URLS[1], "", key, "latentd_up").splitlines()
 
 
 def start(manager: Manager, unit: str) -> str:
@@ -147,5 +149,5 @@ def test_the_openai_door_gets_its_key_as_a_credential(
     key.chmod(0o600)
     dropin(OPENAI, KEYED)
     start(running, OPENAI)
-    assert "401: Unauthorized" in ask(running, URLS[0], json.dumps(PROMPT), expect=1)
+    assert "401: Unauthorized" in ask(running, URLS[0], json.dumps(PROMPT), "none", "", expect=1)
     assert_serves(running, OPENAI, "a key")
