@@ -61,3 +61,12 @@ def test_what_is_written_inside_stays_inside(manager: Manager, folder: str) -> N
 def test_the_kernels_settings_are_read_only_inside(manager: Manager) -> None:
     output = manager.run("sh", "-c", "echo 1 > /proc/sys/kernel/panic", expect=2)
     assert "Read-only file system" in output
+
+
+def test_what_is_mounted_inside_stays_inside(manager: Manager) -> None:
+    folder = "/run/latentd-mounted"
+    manager.run("mkdir", folder)
+    manager.run("mount", "-t", "tmpfs", "tmpfs", folder)
+    assert folder in Path(f"/proc/{manager.pid}/mountinfo").read_text()
+    assert folder not in Path("/proc/self/mountinfo").read_text()
+    manager.run("umount", folder)
