@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 
-FLAGS = ("--device", "cpu", "--max-slots", "5", "--max-ctx", "4096", "--name", "tiny")
-ENDED = {"steps", "stream", "idle"}
+FLAGS = ("--device", "cpu", "--max-slots", "8", "--max-ctx", "4096", "--name", "tiny")
+ENDED = {"steps", "asyncio", "stream", "idle"}
 """The kinds of clients that a fault ends."""
 TMPFS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 MOUNTED = 'mount -t tmpfs -o size="$1" none "$0" && shift && exec "$@"'
