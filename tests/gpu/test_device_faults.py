@@ -61,7 +61,6 @@ def test_a_write_out_of_bounds_is_told_to_every_client_and_ends_the_daemon_withi
 ) -> None:
     lab = start()
     seen = seen_amid_work(lab, lambda: lab.switch("out-of-bounds", "1"))
-    print(seen)
     assert set(seen.codes.values()) == {"device_fault"}
     assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in text for text in seen.texts.values())
     assert seen.state == "fault"
@@ -77,7 +76,6 @@ def test_a_killed_daemon_leaves_the_memory_of_the_gpu_free(start: Start) -> None
     lab.child.process.kill()
     assert lab.wait() == -9
     assert abs(before - free_bytes()) < TOLERANCE
-    print(before, free_bytes())
     lab.start()  # there would be no room for a second one
     with Client(lab.child.endpoint) as client, client.open(PROMPT) as slot:
         assert slot.step().context_len == len(PROMPT) + 1
@@ -92,7 +90,6 @@ def test_a_pool_that_does_not_fit_is_refused_by_name(
         "serve", *model, *FLAGS, "--kv-pages", str(pages), "--endpoint", endpoint,
         "--log-level", "error",
     )  # fmt: skip
-    print(done.stderr)
     assert done.returncode == 78
     assert f"kv_pages {pages} asks for {pages} pages" in done.stderr
     assert "GiB are left for them" in done.stderr
@@ -133,7 +130,6 @@ def test_memory_that_others_take_changes_nothing_for_who_is_served(start: Start)
         except torch.OutOfMemoryError:
             size >>= 1
     assert driver.memory_info()[0] < 64 << 20
-    print("left", driver.memory_info()[0])
     found: list[Any] = []
     with Client(lab.child.endpoint) as client, Client(lab.child.endpoint) as second:
         beside = threading.Thread(target=lambda: found.append(everything(second)))
