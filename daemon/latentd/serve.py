@@ -21,10 +21,12 @@ from latentd.access import AccessError
 from latentd.backend import start_engine
 from latentd.freed_memory import keep_freed_memory
 from latentd.leaving import leaving_on_device_fault, leaving_on_failure
+from latentd.operations import DeviceFault
 from latentd.preflight import check_endpoints, raise_file_limit
 from latentd.server import Server
 from latentd.snapshot_files import SnapshotError
 from latentd.summary import summary_lines
+from latentd_kernels.driver import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +138,11 @@ class Daemon:
             held = snapshot.save(engine, server.sessions, target, self._notifier.loading)
         except SnapshotError as error:
             log.error("%s", error)
+            return EXIT_UNSAVED
+        except (DeviceFault, DriverError):
+            raise
+        except Exception:  # it was asked to leave: a restart would not bring the slots back
+            log.critical("snapshot %s: nothing is saved", target, exc_info=True)
             return EXIT_UNSAVED
         finally:
             self._is_saving = False

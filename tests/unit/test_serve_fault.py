@@ -7,9 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from latentd.notify import Notifier
+from latentd.options import LifeOptions
 from latentd_client import Client, LatentdError
 
 pytest.importorskip("torch")
@@ -134,3 +138,22 @@ def test_sigterm_while_loading_ends_cleanly_whatever_it_interrupts(
     manager.wait_for("STOPPING=1")
     assert manager.process.wait(10) == 0
     manager.socket.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ZeroDivisionError("of the test")])
+def test_saving_that_fails_for_whatever_reason_is_exit_code_74(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:  # fmt: skip
+    from latentd import serve, snapshot
+
+    def fail(*args: object) -> str:
+        raise error
+
+    monkeypatch.setattr(snapshot, "save", fail)
+    life = LifeOptions(save=tmp_path / "saved")
+    daemon = serve.Daemon(life, lambda: life, Notifier({}))
+    server: Any = SimpleNamespace(save_to=None, sessions=None)
+    assert daemon._save(None, server) == 74  # type: ignore[arg-type]
+    assert f"snapshot {tmp_path / 'saved'}: nothing is saved" in caplog.text
+    assert type(error).__name__ in caplog.text

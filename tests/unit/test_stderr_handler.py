@@ -61,6 +61,14 @@ def test_a_reader_that_is_gone_is_no_error(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
 
 
+def test_a_full_disk_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        handler = StderrHandler(full.fileno())
+        handler.emit(record("hello"))
+    assert capsys.readouterr().err == ""
+    assert handler._lost == 1
+
+
 def test_a_file_takes_all_lines(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         handler = StderrHandler(file.fileno())
