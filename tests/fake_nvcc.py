@@ -18,7 +18,8 @@ def main(arguments: list[str]) -> int:
     text = source.read_text(encoding="utf-8")
     log = source.parent / "compiled.log"
     with log.open("a", encoding="utf-8") as lines:
-        lines.write(f"{arch} {source.name}{' -lineinfo' * ('-lineinfo' in arguments)}\n")
+        extra = [a for a in arguments if a == "-lineinfo" or a.startswith("-D")]
+        lines.write(" ".join((arch, source.name, *extra)) + "\n")
     names = re.findall(r"__global__ void (\w+)", text)
     out.write_text(f"// {arch}\n" + "".join(f".visible .entry {n}(\n" for n in names) + text)
     if "#error" in text:  # as nvcc does when it is stopped: half a file and an exit code

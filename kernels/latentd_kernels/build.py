@@ -70,10 +70,10 @@ def build(
     sources: Path | None = None,
     jobs: int = 2,
     report: Report = lambda line: None,
-    line_info: bool = False,
+    for_racecheck: bool = False,
 ) -> list[Path]:
-    """Bring the cubins of `archs` up to date and return all their files, manifests included; with
-    `line_info` for tools that name source lines.
+    """Bring the cubins of `archs` up to date and return all their files, manifests included;
+    with `for_racecheck` as `Compiler.for_racecheck` says.
 
     Images whose inputs and compiler are unchanged are kept. Raises BuildError when anything does
     not compile; what did compile is kept for the next build, but such a set is never loaded.
@@ -84,7 +84,7 @@ def build(
             "there is no nvcc on the PATH and no compiler wheel: install CUDA 13 or "
             f"`pip install {' '.join(COMPILER_WHEELS)}`, or set LATENTD_CUBINS=none"
         )
-    compiler = compiler.with_line_info() if line_info else compiler
+    compiler = compiler.for_racecheck() if for_racecheck else compiler
     cubin_dir, sources = cubin_dir or manifest.CUBIN_DIR, sources or manifest.SOURCES
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         targets = [Target(arch, cubin_dir / arch, sources, compiler) for arch in archs]
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--line-info",
         type=Path,
         metavar="DIR",
-        help="compile into DIR, not into the package, with the source lines that racecheck names",
+        help="compile into DIR, not into the package, for racecheck: it names source lines",
     )
     parser.add_argument(
         "--wheels",
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 1 if failures else 0
             archs = list(failures)
         is_apart = options.line_info is not None
-        build(archs, options.line_info, jobs=options.jobs, report=print, line_info=is_apart)
+        build(archs, options.line_info, jobs=options.jobs, report=print, for_racecheck=is_apart)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -15,7 +15,7 @@ from typing import Final
 from latentd_kernels.manifest import Kernel
 
 FLAGS: Final = ("-O3", "-std=c++17", "-Xptxas", "-v")
-LINE_INFO: Final = "-lineinfo"
+RACECHECK_FLAGS: Final = ("-lineinfo", "-DLATENTD_ALL_LANES_ARRIVE")
 COMPILER_WHEELS: Final = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -38,9 +38,11 @@ class Compiler:
     release: str
     flags: tuple[str, ...] = FLAGS
 
-    def with_line_info(self) -> Compiler:
-        """The same machine code, with the source line of each instruction beside it."""
-        return replace(self, release=f"{self.release} {LINE_INFO}", flags=(*self.flags, LINE_INFO))
+    def for_racecheck(self) -> Compiler:
+        """With the source line of each instruction beside it, and with arrivals of all lanes where
+        one lane's is enough (hopper/async.cuh)."""
+        release = " ".join((self.release, *RACECHECK_FLAGS))
+        return replace(self, release=release, flags=(*self.flags, *RACECHECK_FLAGS))
 
     def compile(self, source: Path, arch: str, image: str) -> tuple[bytes, dict[str, Kernel]]:
         """Compile a source for one architecture; the image and its entry points.

@@ -114,13 +114,12 @@ def test_another_compiler_release_compiles_everything_again(
     assert len(compiled(sources)) == 2
 
 
-def test_cubins_with_line_information_lie_apart_and_are_kept_as_well(
-    sources: Path, tmp_path: Path
-) -> None:
+def test_cubins_for_racecheck_lie_apart_and_are_kept_as_well(sources: Path, tmp_path: Path) -> None:
     build.build(["sm_90a"], tmp_path / "cubin", sources)
     compiled(sources)
-    for expected in (["sm_90a add.cu -lineinfo", "sm_90a scale.cu -lineinfo"], []):
-        build.build(["sm_90a"], tmp_path / "lines", sources, line_info=True)
+    flags = "-lineinfo -DLATENTD_ALL_LANES_ARRIVE"
+    for expected in ([f"sm_90a add.cu {flags}", f"sm_90a scale.cu {flags}"], []):
+        build.build(["sm_90a"], tmp_path / "lines", sources, for_racecheck=True)
         assert compiled(sources) == expected
     build.build(["sm_90a"], tmp_path / "cubin", sources)
     assert compiled(sources) == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from latentd_kernels import driver, inventory, manifest
+from latentd_kernels.compiler import RACECHECK_FLAGS
 from latentd_kernels.launcher import HOPPER
 from race_cases import CASES, Card
 from racecheck import EXPLAINED, Race, judge, races
@@ -52,6 +53,12 @@ def test_every_entry_point_of_the_cubins_has_a_case(launched: set[str]) -> None:
     assert compiled - launched == set()
 
 
+def test_the_sources_know_the_flag_that_the_cubins_for_racecheck_are_compiled_with() -> None:
+    async_header = (manifest.SOURCES / "hopper" / "async.cuh").read_text(encoding="utf-8")
+    assert RACECHECK_FLAGS == ("-lineinfo", "-DLATENTD_ALL_LANES_ARRIVE")
+    assert "#ifdef LATENTD_ALL_LANES_ARRIVE\nconstexpr int kWarpArrivals = 32;" in async_header
+
+
 def test_a_report_is_known_by_kernel_level_and_two_functions() -> None:
     init = "hopper/async.cuh: barrier_init"
     assert races(OUTPUT) == {
@@ -74,13 +81,7 @@ def test_only_what_is_explained_and_reported_passes() -> None:
     ]
 
 
-def test_a_rare_report_need_not_be_there() -> None:
-    entry = {"kernel": "attend", "level": "Error", "functions": ["a.cu: put"], "rare": True}
-    assert judge([], [entry]) == []
-    assert judge([Race("Error", "attend", frozenset(("a.cu: put",)))], [entry]) == []
-
-
 def test_every_explained_report_says_why_it_is_no_race() -> None:
     for entry in tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))["race"]:
-        assert entry.keys() - {"rare"} == {"kernel", "level", "functions", "reason"}
+        assert entry.keys() == {"kernel", "level", "functions", "reason"}
         assert len(entry["reason"]) > 40

@@ -20,6 +20,13 @@ LATENTD_DEVICE void barrier_expect(uint32_t barrier, int bytes) {
 LATENTD_DEVICE void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrivals of a warp that tells what all its lanes did: one lane's behind a __syncwarp() orders that. racecheck takes
+// an arrival for the accesses of the arriving lane alone; in the build for it (compiler.py) all lanes arrive.
+#ifdef LATENTD_ALL_LANES_ARRIVE
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
 LATENTD_DEVICE void barrier_wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred p;\n"

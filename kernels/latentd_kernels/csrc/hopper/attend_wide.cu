@@ -41,13 +41,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int stage = 0; stage < kStages; ++stage) {
       for (int part = 0; part < 2; ++part) {
         barrier_init(smem_u32(&smem.full[stage][part]), 1);
-        barrier_init(smem_u32(&smem.done[stage][part]), 4);
+        barrier_init(smem_u32(&smem.done[stage][part]), 4 * kWarpArrivals);
       }
-      barrier_init(smem_u32(&smem.probs_full[stage]), 4);
+      barrier_init(smem_u32(&smem.probs_full[stage]), 4 * kWarpArrivals);
     }
     barrier_init(smem_u32(&smem.query_full[0]), 1);
     barrier_init(smem_u32(&smem.query_full[1]), 1);
-    barrier_init(smem_u32(&smem.query_done), 4);
+    barrier_init(smem_u32(&smem.query_done), 4 * kWarpArrivals);
     barrier_init_fence();
     for (int i = 0; i < 16; ++i) smem.rescaled_page[i / 8][i / 4 % 2][i % 4] = -1;
   }

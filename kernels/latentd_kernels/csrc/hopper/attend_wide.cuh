@@ -145,7 +145,7 @@ class Warpgroup {
 
   static LATENTD_DEVICE void arrive(uint64_t* barrier) {
     __syncwarp();
-    if (lane() == 0) barrier_arrive(smem_u32(barrier));
+    if (kWarpArrivals > 1 || lane() == 0) barrier_arrive(smem_u32(barrier));
   }
 
   // Queues S of one of our pages, each part as soon as it is there; or, as ptxas wants the same products on every way,
