@@ -277,6 +277,11 @@ def elementwise(card: Card) -> None:
     ops.norm(residual, weight, 1e-6, out, rows, parts, torch.ones(rows, 3, device=card.device))
 
 
+def on_sms(sm_count: int, run: Callable[[Card], None]) -> Callable[[Card], None]:
+    """The same on a card of so many SMs."""
+    return lambda card: run(replace(card, sm_count=sm_count))
+
+
 def portable(run: Callable[[Card], None], **changes: Any) -> Callable[[Card], None]:
     """The same with the kernels that all architectures have."""
     return lambda card: run(replace(card, arch=PORTABLE, **changes))
@@ -318,6 +323,8 @@ CASES: Final[dict[str, Callable[[Card], None]]] = {
     **{f"landed {heads} heads": attention(heads, LENGTHS, "landed") for heads in (16, 32, 48)},
     **{f"landed {heads} heads": attention(heads, (65,), "landed") for heads in (64, 96)},
     "landed 128 heads": attention(128, (65, 1, 129, 1), "landed"),
+    "landed 128 heads, a chain": attention(128, (193,), "landed"),  # 32 heads a CTA
+    "landed 128 heads, all SMs": on_sms(16, attention(128, (193,), "landed")),  # 16, of splits 32
     **{f"append {rows} rows": append(rows) for rows in (2, 9, 17)},
     **{f"append {rows} rows, 192": append(rows, (192, 256)) for rows in (2, 9, 17)},
     **{

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from latentd_kernels.layer_weights import LayerWeights
     from latentd_kernels.ops import AttentionWorkspace
 
-SUMS_SMEM: Final = {16: 168_312, 32: 187_256, 48: 206_200, 64: 225_144, 96: 189_272, 128: 227_160}
+FEW_HEADS: Final = (32, 16)
+"""Most heads of a CTA where there are few splits or chains (landed.cuh)."""
+SUMS_SMEM: Final = {16: 176_528, 32: 203_664, 48: 230_800, 64: 225_168, 96: 205_712, 128: 227_216}
 """Shared memory of a CTA of the first pass, by its heads (landed_sums.cu)."""
-OUTPUT_SMEM: Final = {16: 172_160, 32: 194_944, 48: 217_728, 64: 232_320}
+OUTPUT_SMEM: Final = {16: 176_272, 32: 203_152, 48: 230_032, 64: 232_336}
 """The same of the second pass (landed_output.cu)."""
 EXPAND_SMEM: Final = {64: 91_264, 128: 157_824}
 """Shared memory of an expand CTA, by the values of v that it serves (landed_expand.cu)."""
@@ -33,12 +35,12 @@ _EXPAND_ROWS: Final = 8
 
 
 def sums_tile(heads: int) -> int:
-    """Heads of a CTA of the first pass: one serves all."""
+    """Heads of a CTA of the first pass where units are many: one serves all."""
     return next(tile for tile in SUMS_SMEM if heads <= tile)
 
 
 def output_tile(heads: int) -> int:
-    """Heads of a CTA of the second pass: one serves all of up to 64, else two share them."""
+    """The same of the second pass: one serves all of up to 64, else two share them."""
     most = heads if heads <= 64 else -(-heads // 2)
     return next(tile for tile in OUTPUT_SMEM if most <= tile)
 
@@ -69,7 +71,9 @@ class LandedAttention(Launcher):
             (f"landed_sums_{sums}", sums, ctas, SUMS_SMEM[sums]),
             (f"landed_output_{output}", output, ctas // groups * groups, OUTPUT_SMEM[output]),
         ):
-            args = [query_map(self.tensor_maps, call, tile), *pages, *rest]
+            tiles = (tile, *(min(tile, few) for few in FEW_HEADS))
+            queries = [query_map(self.tensor_maps, call, most) for most in tiles]
+            args = [*queries, *pages, *rest]
             self.library.launch(
                 name, (grid, 1, 1), _ATTEND_THREADS, args, stream=self.stream, smem=smem
             )

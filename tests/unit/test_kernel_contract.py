@@ -20,6 +20,7 @@ WAITING = {  # device functions that call pdl_wait for their kernel
     "skinny_product": "product.cuh",
     "tiled_product": "product.cuh",
     "produce": "hopper/linear.cuh",
+    "attend_chains": "hopper/landed_output.cu",
     "load_rows": "hopper/experts.cu",
     "multiply_all": "hopper/experts.cu",
     "norm_one_row": "hopper/experts_one.cuh",

@@ -8,6 +8,7 @@ import pytest
 
 from latentd_kernels.attention_landed import (
     EXPAND_SMEM,
+    FEW_HEADS,
     OUTPUT_SMEM,
     SUMS_SMEM,
     output_tile,
@@ -41,6 +42,12 @@ def test_a_form_asks_for_the_shared_memory_that_its_source_states(
     stated = re.findall(rf"^{entry}\((\d+), (\d+)\)$", code, re.MULTILINE)
     assert {int(tile): int(size) for tile, size in stated} == sizes
     assert max(sizes.values()) <= MAX_SMEM
+
+
+def test_queries_for_few_units_come_in_boxes_of_the_heads_that_the_source_states() -> None:
+    code = (SOURCES / "hopper" / "landed.cuh").read_text(encoding="utf-8")
+    stated = re.findall(r"constexpr int kFew(?:est)?Heads = (\d+);", code)
+    assert tuple(map(int, stated)) == FEW_HEADS
 
 
 def test_expand_asks_for_the_shared_memory_that_its_source_states() -> None:

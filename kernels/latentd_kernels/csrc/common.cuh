@@ -21,8 +21,9 @@ constexpr int kRowDim = kLatentDim + kRopeDim;
 // that complete), and pages that certainly hold no token of this step. One kernel more, where the kernel in front
 // launches the next after its own wait: behind moe_gate_up_wgmma, moe_down_wgmma and moe_down_wide_wgmma may read
 // before theirs what the router left; behind moe_norm_route, moe_experts_few the residual stream, and write what
-// moe_norm_route does not touch. moe_experts_few and moe_experts_one launch the next when they have asked for all of
-// gate_up, attend_hopper_wide when its query is there.
+// moe_norm_route does not touch; behind landed_sums_*, landed_output_* the absorbed queries and all pages.
+// moe_experts_few and moe_experts_one launch the next when they have asked for all of gate_up, attend_hopper_wide when
+// its query is there.
 LATENTD_DEVICE void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,11 +1,17 @@
 // Second pass of the landed chain, for sm_90: the scores again, divided by the row's sum, and the output of every chain
 // of splits.
 //
-// A CTA holds 512 columns of output for each of its heads, at most 64. Two head groups of a row are the work of
-// neighbouring CTAs at the same time, so that the second one finds a page in the L2 cache.
+// A CTA holds 512 columns of output for each of its heads, at most 64; where the chains are few it has kFewHeads or
+// kFewestHeads, so that more CTAs share them. The head groups of a row are the work of neighbouring CTAs at the same
+// time, so that all but one find a page in the L2 cache.
+//
+// CTAs of the pass before start this kernel behind their own wait. So queries and pages are complete when it begins:
+// only the sums of the row must be waited for, with the first page's scores done.
 #include "landed.cuh"
 
 namespace {
+
+constexpr int kStages = 2;
 
 // What a head's scores are measured by: the row's maximum, its sum, and the reciprocal of the sum.
 struct alignas(16) Top {
@@ -14,30 +20,33 @@ struct alignas(16) Top {
   float inverse;
 };
 
+// Buffers of probabilities of a CTA of kHeads heads. With one, the warpgroups meet once more a page.
 template <int kHeads>
-struct Smem {
-  static constexpr int kStages = 2;
-  static constexpr int kProbBuffers = kHeads <= 48 ? 2 : 1;  // with one, the warpgroups meet once more a page
-  // Threads that share a head while the splits of a row are merged.
-  static constexpr int kMergeLanes = kHeads == 16 ? 16 : kHeads == 32 ? 8 : 4;
+constexpr int kProbBuffers = kHeads <= 48 ? 2 : 1;
 
-  char pages[kStages][kPageBytes];  // on 1024 bytes, as the swizzle wants
-  char query[kHeads * kRowDim * 2];
+// Of CTAs of kMost heads, or of fewer of as many.
+template <int kMost>
+struct Smem {
+  // Threads that share a head while the splits of a row are merged: follows from the model alone, as it enters the sum.
+  static constexpr int kMergeLanes = kMost == 16 ? 16 : kMost == 32 ? 8 : 4;
+
+  char pages[kStages][kPageBytes];                                // on 1024 bytes, as the swizzle wants
+  char query[kMost * kRowDim * 2 + Dots<kMost>::kExchangeBytes];  // and sums on their way between the warpgroups
   union {
-    char probs[kProbBuffers][kHeads * kPageSize * 2];
-    float2 parts[kMergeLanes][kHeads];
+    char probs[kProbBuffers<kMost> * kMost * kPageSize * 2];
+    float2 parts[kMergeLanes][kMost];
   };
-  Top tops[kHeads];
+  Top tops[kMost];
   uint64_t barriers[Ring<kStages>::kBytes / 8];
   Units units;
 };
 
 // Maximum and sum of the row for kHeads heads, merged from its splits: thread lane l of a head takes splits l,
 // l + kMergeLanes, ..., then the lanes are merged in ascending order.
-template <int kHeads>
-LATENTD_DEVICE void merge_row(Smem<kHeads>& smem, const Args& args, int row, int num_splits, int head0) {
-  constexpr int kLanes = Smem<kHeads>::kMergeLanes;
-  constexpr int kStride = kConsumers / kLanes;  // kHeads rounded up to a divisor of the threads
+template <int kHeads, int kMost>
+LATENTD_DEVICE void merge_row(Smem<kMost>& smem, const Args& args, int row, int num_splits, int head0) {
+  constexpr int kLanes = Smem<kMost>::kMergeLanes;
+  constexpr int kStride = kConsumers / kLanes;  // kMost rounded up to a divisor of the threads
   constexpr int kBatch = 8;
   const int head = threadIdx.x % kStride;
   if (head < kHeads) {
@@ -66,7 +75,7 @@ LATENTD_DEVICE void merge_row(Smem<kHeads>& smem, const Args& args, int row, int
   }
   named_sync(1, kConsumers);
   if (threadIdx.x < kHeads) {
-    const float2 whole = merge_parts(&smem.parts[0][threadIdx.x], kLanes, kHeads);
+    const float2 whole = merge_parts(&smem.parts[0][threadIdx.x], kLanes, kMost);
     smem.tops[threadIdx.x] = {whole.x, whole.y, __frcp_rn(whole.y)};
   }
   named_sync(1, kConsumers);
@@ -83,7 +92,7 @@ LATENTD_DEVICE float probability(float score, const Top& top) {
 // From the dots of a page to landed probabilities [heads][64 tokens] in shared memory, a B operand of the output's
 // product. `tops` and `dots` are those of the warpgroup's heads.
 template <int kHeads>
-LATENTD_DEVICE void write_probs(uint32_t probs, const Dots<kHeads>& dots, const Top* tops, uint32_t scale_pair,
+LATENTD_DEVICE void write_probs(uint32_t probs, const float (&dots)[kHeads / 4], const Top* tops, uint32_t scale_pair,
                                 int valid) {
   constexpr int kWgHeads = kHeads / 2;
   const int lane = threadIdx.x % 32;
@@ -155,30 +164,43 @@ LATENTD_DEVICE void store_output(const float (&output)[4][kHeads / 2], float* ch
   }
 }
 
-// One chain, from its first page (the CTA's `count`-th) on; output ends with its sums.
+template <int kSums>
+LATENTD_DEVICE void clear(float (&output)[4][kSums]) {
+#pragma unroll
+  for (int panel = 0; panel < 4; ++panel) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) output[panel][i] = 0.0f;
+  }
+}
+
+// A page's scores, both parts as they come.
 template <int kHeads>
-LATENTD_DEVICE void attend_chain(Smem<kHeads>& smem, const Ring<Smem<kHeads>::kStages>& ring, const Walk& walk,
-                                 uint32_t scale_pair, int& count, float (&output)[4][kHeads / 2]) {
-  constexpr int kWgHeads = kHeads / 2;
-  constexpr int kProbBuffers = Smem<kHeads>::kProbBuffers;
-  const int wg = threadIdx.x / 128;
-  const uint32_t query = wgmma_operand(smem_u32(smem.query) + wg * kWgHeads * 128);
-  const int context_len = walk.context_len();
-  const int end_page = uniform(walk.end_page());
-  Dots<kHeads> dots = {};
+LATENTD_DEVICE void score_page(Dots<kHeads>& dots, const Ring<kStages>& ring, int count, uint32_t query) {
   ring.wait(count, 0);
   score_part<0, kHeads>(dots, ring.page(count), query);
   ring.wait(count, 1);
   score_part<1, kHeads>(dots, ring.page(count), query);
   wgmma_wait<0>();
   wgmma_fence();
+}
+
+// One chain, of whose first page (the CTA's `count`-th) the scores are done; output ends with its sums.
+template <int kHeads, int kMost>
+LATENTD_DEVICE void attend_chain(Smem<kMost>& smem, const Ring<kStages>& ring, const Walk& walk, uint32_t query,
+                                 uint32_t scale_pair, int& count, Dots<kHeads>& dots, float (&output)[4][kHeads / 2]) {
+  constexpr int kWgHeads = kHeads / 2;
+  const int wg = threadIdx.x / 128;
+  const int context_len = walk.context_len();
+  const int end_page = uniform(walk.end_page());
 #pragma unroll 1
   for (int page = uniform(walk.first_page()); page < end_page; ++page, ++count) {
     const int valid = context_len - page * kPageSize;
-    const uint32_t probs = smem_u32(smem.probs[count % kProbBuffers]);
-    if (kProbBuffers == 1) named_sync(1, kConsumers);  // the last page's product has read them
-    write_probs<kHeads>(probs, dots, smem.tops + wg * kWgHeads, scale_pair, valid);
-    if (valid < kPageSize) clear_tail(smem.pages[count % Smem<kHeads>::kStages], valid);
+    const uint32_t probs = smem_u32(smem.probs) + count % kProbBuffers<kHeads> * kHeads * kPageSize * 2;
+    if (kProbBuffers<kHeads> == 1) named_sync(1, kConsumers);  // the last page's product has read them
+    float totals[kHeads / 4];
+    dots.total(totals, smem.query + kHeads * kRowDim * 2);
+    write_probs<kHeads>(probs, totals, smem.tops + wg * kWgHeads, scale_pair, valid);
+    if (valid < kPageSize) clear_tail(smem.pages[count % kStages], valid);
     proxy_fence();
     named_sync(1, kConsumers);
     output_part<0, kHeads>(output, ring.page(count), probs);
@@ -202,41 +224,64 @@ LATENTD_DEVICE void attend_chain(Smem<kHeads>& smem, const Ring<Smem<kHeads>::kS
   }
 }
 
-template <int kHeads>
-LATENTD_DEVICE void attend_output(const Args& args) {
-  pdl_launch();
-  extern __shared__ __align__(1024) char raw[];
-  Smem<kHeads>& smem = *reinterpret_cast<Smem<kHeads>*>(raw);
-  const Ring<Smem<kHeads>::kStages> ring = {smem_u32(smem.pages), smem_u32(smem.barriers)};
+template <int kHeads, int kMost>
+LATENTD_DEVICE void attend_chains(Smem<kMost>& smem, const Args& args) {
+  const Ring<kStages> ring = {smem_u32(smem.pages), smem_u32(smem.barriers)};
   if (threadIdx.x == 0) ring.init(args.source);
-  pdl_wait();
-  const int groups = (args.heads + kHeads - 1) / kHeads;
+  const int groups = head_groups(args, kHeads);
   const int head0 = blockIdx.x % groups * kHeads;
-  find_units(smem.units, args, chain_splits(args.heads), blockIdx.x / groups, gridDim.x / groups);
+  find_share(smem.units, blockIdx.x / groups, gridDim.x / groups);
   const Walk start(smem.units);
   if (is_producer()) {
     give_registers();
     produce<kHeads>(ring, smem_u32(smem.query), args.source, start, head0);
+    pdl_wait();
     return;
   }
   take_registers();
   const int row_chains = num_chains(args.row_splits, args.heads);
   const uint32_t scale_pair = pack_bf16(args.scale, args.scale);
-  int live = -1;
+  const uint32_t query = wgmma_operand(smem_u32(smem.query));
   int queries = 0;
   int count = 0;
-  for (Walk walk = start; uniform(walk.is_valid()); walk.next()) {
-    if (uniform(walk.live()) != live) {
-      live = uniform(walk.live());
-      const int per_split = pages_per_split(walk.pages());
-      named_sync(1, kConsumers);  // both warpgroups are done with the row before
-      merge_row(smem, args, walk.row(), (walk.pages() + per_split - 1) / per_split, head0);
-      ring.next_query(queries++);
-    }
+  Walk walk = start;
+  while (uniform(walk.is_valid())) {
+    ring.next_query(queries++);
     float output[4][kHeads / 2] = {};
-    attend_chain(smem, ring, walk, scale_pair, count, output);
-    const int64_t chain = static_cast<int64_t>(walk.row()) * row_chains + walk.unit();
-    store_output<kHeads>(output, args.partial_o + (chain * args.heads + head0) * kLatentDim, args.heads - head0);
+    Dots<kHeads> dots;
+    score_page<kHeads>(dots, ring, count, query);
+    const int live = uniform(walk.live());
+    const int per_split = pages_per_split(walk.pages());
+    pdl_wait();
+    named_sync(1, kConsumers);  // both warpgroups are done with the row before
+    merge_row<kHeads>(smem, args, walk.row(), (walk.pages() + per_split - 1) / per_split, head0);
+    while (true) {
+      attend_chain<kHeads>(smem, ring, walk, query, scale_pair, count, dots, output);
+      const int64_t chain = static_cast<int64_t>(walk.row()) * row_chains + walk.unit();
+      store_output<kHeads>(output, args.partial_o + (chain * args.heads + head0) * kLatentDim, args.heads - head0);
+      walk.next();
+      if (!uniform(walk.is_valid()) || uniform(walk.live()) != live) break;
+      clear(output);
+      score_page<kHeads>(dots, ring, count, query);
+    }
+  }
+  pdl_wait();  // of CTAs that have no work
+}
+
+template <int kMost>
+LATENTD_DEVICE void attend_output(const Args& args) {
+  pdl_launch();
+  constexpr int kFew = kMost < kFewHeads ? kMost : kFewHeads;
+  static_assert(kProbBuffers<kFew> * kFew <= kProbBuffers<kMost> * kMost, "probs have room for all buffers");
+  extern __shared__ __align__(1024) char raw[];
+  Smem<kMost>& smem = *reinterpret_cast<Smem<kMost>*>(raw);
+  make_units(smem.units, args, chain_splits(args.heads), kMost);
+  if (kFewestHeads < kMost && are_few(smem.units, args, kFewestHeads)) {
+    attend_chains<kFewestHeads>(smem, with_queries(args, args.fewest_map));
+  } else if (kFew < kMost && are_few(smem.units, args, kFew)) {
+    attend_chains<kFew>(smem, with_queries(args, args.few_map));
+  } else {
+    attend_chains<kMost>(smem, args);
   }
 }
 
@@ -249,12 +294,14 @@ LATENTD_DEVICE void attend_output(const Args& args) {
   static_assert(sizeof(Smem<tile>) == bytes, "attention_landed.py asks for these bytes");
 
 // kernel landed_output_16, landed_output_32, landed_output_48, landed_output_64: output of each chain of two splits, of
-//   four from 64 heads on; second pass of the landed chain on sm_90a; the number is the heads of a CTA.
+//   four from 64 heads on; second pass of the landed chain on sm_90a; the number is the heads of a CTA, but where
+//   chains are few, 32 or 16.
 // shapes: as landed_sums; reads partial_ml, writes partial_o [rows, row_chains, heads, 512] float32.
 // rounds: the scores of the first pass, bit for bit; p = exp(s - M) / L by division lands; f32 sums over the chain's
 //   tokens in ascending steps of 16, not landed.
-// launch: grid (a multiple of the head groups, 1, 1), 384 threads, sizeof(Smem) bytes.
-LATENTD_LANDED_OUTPUT(16, 172160)
-LATENTD_LANDED_OUTPUT(32, 194944)
-LATENTD_LANDED_OUTPUT(48, 217728)
-LATENTD_LANDED_OUTPUT(64, 232320)
+// launch: grid (a multiple of the head groups, 1, 1), 384 threads, sizeof(Smem) bytes; directly behind landed_sums, as
+//   it reads q_abs and the slab before its wait.
+LATENTD_LANDED_OUTPUT(16, 176272)
+LATENTD_LANDED_OUTPUT(32, 203152)
+LATENTD_LANDED_OUTPUT(48, 230032)
+LATENTD_LANDED_OUTPUT(64, 232336)

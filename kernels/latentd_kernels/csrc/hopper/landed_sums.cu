@@ -1,16 +1,23 @@
-// First pass of the landed chain, for sm_90: maximum and sum of exp of every split of every row. All heads of a row are
-// done at a time, so that every page is read once.
+// First pass of the landed chain, for sm_90: maximum and sum of exp of every split of every row. A CTA does all heads
+// of a split, so that every page is read once; where the splits are few it does kFewHeads, so that more CTAs share
+// them.
 #include "landed.cuh"
 
 namespace {
 
+// Pages that a CTA of kHeads heads has room for beside the query.
 template <int kHeads>
+constexpr int kStages = kHeads > 64 ? 1 : 2;
+template <int kHeads>
+constexpr int kTileBytes = kStages<kHeads> * kPageBytes + kHeads * kRowDim * 2 + 2 * Dots<kHeads>::kExchangeBytes;
+
+// Of CTAs of kMost heads, or of kFewHeads of as many.
+template <int kMost>
 struct Smem {
-  static constexpr int kStages = kHeads > 64 ? 1 : 2;
-  char pages[kStages][kPageBytes];  // on 1024 bytes, as the swizzle wants
-  char query[kHeads * kRowDim * 2];
-  float2 parts[2][4][kHeads / 2];  // results of a unit's warps
-  uint64_t barriers[Ring<kStages>::kBytes / 8];
+  // Pages, then the query; on 1024 bytes, as the swizzle wants.
+  char tiles[kMost > kFewHeads&& kTileBytes<kFewHeads> > kTileBytes<kMost> ? kTileBytes<kFewHeads> : kTileBytes<kMost>];
+  float2 parts[2][4][kMost / 2];  // results of a unit's warps
+  uint64_t barriers[Ring<2>::kBytes / 8];
   Units units;
 };
 
@@ -34,7 +41,7 @@ LATENTD_DEVICE void clear(Sums<kPairs>& sums) {
 
 // Adds the scores of a page of which `valid` tokens count.
 template <int kPairs>
-LATENTD_DEVICE void add_page(Sums<kPairs>& sums, const Dots<16 * kPairs>& dots, uint32_t scale_pair, int valid) {
+LATENTD_DEVICE void add_page(Sums<kPairs>& sums, const float (&dots)[4 * kPairs], uint32_t scale_pair, int valid) {
   const int token = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   const uint32_t none = pack_bf16(kNoScore, kNoScore);
 #pragma unroll
@@ -80,28 +87,38 @@ LATENTD_DEVICE void reduce_warp(const Sums<kPairs>& sums, float2* parts) {
 }
 
 template <int kHeads>
-LATENTD_DEVICE void attend_sums(const Args& args) {
-  pdl_launch();
+LATENTD_DEVICE Ring<kStages<kHeads>> ring_of(const char* tiles, const uint64_t* barriers) {
+  return {smem_u32(tiles), smem_u32(barriers)};
+}
+
+// Everything that needs no page and no query.
+template <int kHeads, int kMost>
+LATENTD_DEVICE void prepare(Smem<kMost>& smem, const Args& args) {
+  if (threadIdx.x == 0) ring_of<kHeads>(smem.tiles, smem.barriers).init(args.source);
+  const int groups = head_groups(args, kHeads);
+  find_share(smem.units, blockIdx.x / groups, gridDim.x / groups);
+}
+
+template <int kHeads, int kMost>
+LATENTD_DEVICE void attend_splits(Smem<kMost>& smem, const Args& args) {
   constexpr int kWgHeads = kHeads / 2;
   constexpr int kPairs = kWgHeads / 8;
-  extern __shared__ __align__(1024) char raw[];
-  Smem<kHeads>& smem = *reinterpret_cast<Smem<kHeads>*>(raw);
-  const Ring<Smem<kHeads>::kStages> ring = {smem_u32(smem.pages), smem_u32(smem.barriers)};
-  if (threadIdx.x == 0) ring.init(args.source);
-  pdl_wait();
-  find_units(smem.units, args, 1, blockIdx.x, gridDim.x);
+  const auto ring = ring_of<kHeads>(smem.tiles, smem.barriers);
+  const uint32_t queries_at = ring.page(0) + kStages<kHeads> * kPageBytes;
+  char* const exchange = smem.tiles + kStages<kHeads> * kPageBytes + kHeads * kRowDim * 2;
+  const int head0 = blockIdx.x % head_groups(args, kHeads) * kHeads;
   const Walk start(smem.units);
   if (is_producer()) {
     give_registers();
-    produce<kHeads>(ring, smem_u32(smem.query), args.source, start, 0);
+    produce<kHeads>(ring, queries_at, args.source, start, head0);
     return;
   }
   take_registers();
   const int wg = threadIdx.x / 128;
   const int wg_thread = threadIdx.x % 128;
-  const int head = wg * kWgHeads + wg_thread;  // whose result this thread writes
+  const int head = head0 + wg * kWgHeads + wg_thread;  // whose result this thread writes
   const uint32_t scale_pair = pack_bf16(args.scale, args.scale);
-  const uint32_t query = wgmma_operand(smem_u32(smem.query) + wg * kWgHeads * 128);
+  const uint32_t query = wgmma_operand(queries_at);
   int live = -1;
   int queries = 0;
   int count = 0;
@@ -112,7 +129,7 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
     }
     const int context_len = walk.context_len();
     const int end_page = uniform(walk.end_page());
-    Dots<kHeads> dots = {};
+    Dots<kHeads> dots;
     Sums<kPairs> sums;
     clear(sums);
     for (int page = uniform(walk.first_page()); page < end_page; ++page, ++count) {
@@ -124,15 +141,37 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
       ring.release(count, 0);
       wgmma_wait<0>();
       ring.release(count, 1);
-      add_page(sums, dots, scale_pair, context_len - page * kPageSize);
+      float totals[kHeads / 4];
+      dots.total(totals, exchange + count % 2 * Dots<kHeads>::kExchangeBytes);
+      add_page(sums, totals, scale_pair, context_len - page * kPageSize);
     }
     named_sync(2 + wg, 128);  // the parts of the unit before have been read
     reduce_warp(sums, smem.parts[wg][wg_thread / 32]);
     named_sync(2 + wg, 128);
     if (wg_thread < kWgHeads && head < args.heads) {
       const int64_t item = static_cast<int64_t>(walk.row()) * args.row_splits + walk.unit();
-      args.partial_ml[item * args.heads + head] = merge_parts(&smem.parts[wg][0][wg_thread], 4, kWgHeads);
+      args.partial_ml[item * args.heads + head] = merge_parts(&smem.parts[wg][0][wg_thread], 4, kMost / 2);
     }
+  }
+}
+
+template <int kMost>
+LATENTD_DEVICE void attend_sums(const Args& args) {
+  constexpr int kLeast = kMost < kFewHeads ? kMost : kFewHeads;
+  extern __shared__ __align__(1024) char raw[];
+  Smem<kMost>& smem = *reinterpret_cast<Smem<kMost>*>(raw);
+  make_units(smem.units, args, 1, kMost);
+  const bool is_few = kLeast < kMost && are_few(smem.units, args, kFewHeads);
+  if (is_few) {
+    prepare<kLeast>(smem, with_queries(args, args.few_map));
+  } else {
+    prepare<kMost>(smem, args);
+  }
+  pdl_wait_then_launch();
+  if (is_few) {
+    attend_splits<kLeast>(smem, with_queries(args, args.few_map));
+  } else {
+    attend_splits<kMost>(smem, args);
   }
 }
 
@@ -146,17 +185,18 @@ LATENTD_DEVICE void attend_sums(const Args& args) {
 
 // kernel landed_sums_16, landed_sums_32, landed_sums_48, landed_sums_64, landed_sums_96, landed_sums_128: maximum and
 //   sum of each split, first pass of the landed chain on sm_90a; the number is the heads of a CTA, at least the
-//   model's.
-// shapes: tensor maps of q_abs ([9][rows][heads][64]) and of the layer's slice of the slab ([pages][9][64][64], boxes
-//   of 4 and 5 x 64 columns), block_table [slots, max_pages] int32, partial_ml [rows, row_splits, heads, 2] float32; at
-//   most 128 rows; partial_o is not touched.
+//   model's, but where splits are few 32.
+// shapes: tensor maps of q_abs ([9][rows][heads][64], boxes of the CTA's heads, down to 16) and of the
+//   layer's slice of the slab ([pages][9][64][64], boxes of 4 and 5 x 64 columns), block_table [slots, max_pages]
+//   int32, partial_ml [rows, row_splits, heads, 2] float32; at most 128 rows; partial_o is not touched.
 // rounds: the f32 dot (even and odd of its 36 steps of 16 columns, ascending, then their sum) lands, then its product
-// with the bf16 scale; maximum and sum
-//   of exp stay f32: a thread's tokens page by page, then the eight threads and the four warps of a split.
-// launch: grid (any, 1, 1), 384 threads, sizeof(Smem) bytes.
-LATENTD_LANDED_SUMS(16, 168312)
-LATENTD_LANDED_SUMS(32, 187256)
-LATENTD_LANDED_SUMS(48, 206200)
-LATENTD_LANDED_SUMS(64, 225144)
-LATENTD_LANDED_SUMS(96, 189272)
-LATENTD_LANDED_SUMS(128, 227160)
+//   with the bf16 scale; maximum and sum of exp stay f32: a thread's tokens page by page, then the eight threads and
+//   the four warps of a split.
+// launch: grid (any, 1, 1), 384 threads, sizeof(Smem) bytes. Lets the next kernel launch behind its own wait: what
+//   starts then may read q_abs and the slab before it waits.
+LATENTD_LANDED_SUMS(16, 176528)
+LATENTD_LANDED_SUMS(32, 203664)
+LATENTD_LANDED_SUMS(48, 230800)
+LATENTD_LANDED_SUMS(64, 225168)
+LATENTD_LANDED_SUMS(96, 205712)
+LATENTD_LANDED_SUMS(128, 227216)

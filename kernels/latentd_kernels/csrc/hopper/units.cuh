@@ -1,7 +1,8 @@
 // How a call's rows become units of work: for kernels whose CTAs find their share by themselves.
 //
-// A unit is a run of a row's pages whose result is handed on as one. CTAs take equal numbers of pages, cut at units;
-// which CTA a unit goes to does not enter its arithmetic. Rows with a context are live and numbered in their order.
+// A unit is a run of a row's pages whose result is handed on as one. Where there are no more units than shares, the
+// first shares have one each; else all have equal numbers of pages, cut at units. Which share a unit goes to does not
+// enter its arithmetic. Rows with a context are live and numbered in their order.
 #pragma once
 #include "../splits.cuh"
 #include "async.cuh"
@@ -14,14 +15,16 @@ struct Place {
 // In shared memory.
 struct Units {
   int context_len[kMaxStepRows];
-  int page_end[kMaxStepRows];  // pages of all live rows up to this one
+  int cost_end[kMaxStepRows];  // of all live rows up to this one: units if each has a share, else pages
   short slot[kMaxStepRows];
   short unit_pages[kMaxStepRows];
   short row[kMaxStepRows];  // of each live row
-  int warp_sums[kMaxStepRows / 32];
+  int64_t warp_sums[kMaxStepRows / 32];
   int num_live;
-  int total_pages;
-  Place first;  // of this CTA
+  int num_units;
+  int total_cost;
+  bool are_single;  // each unit has a share
+  Place first;      // of this CTA
   Place end;
 
   LATENTD_DEVICE int pages(int r) const { return num_pages(context_len[r]); }
@@ -35,12 +38,12 @@ struct UnitRow {
 };
 
 // Inclusive sums over the first kMaxStepRows threads; by all threads of a CTA.
-LATENTD_DEVICE int sum_rows(int v, int* warp_sums) {
+LATENTD_DEVICE int64_t sum_rows(int64_t v, int64_t* warp_sums) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) {
-    const int before = __shfl_up_sync(0xffffffffu, v, d);
+    const int64_t before = __shfl_up_sync(0xffffffffu, v, d);
     if (lane >= d) v = before + v;
   }
   if (lane == 31 && warp < kMaxStepRows / 32) warp_sums[warp] = v;
@@ -49,8 +52,8 @@ LATENTD_DEVICE int sum_rows(int v, int* warp_sums) {
   return v;
 }
 
-// By all threads of a CTA; those below kMaxStepRows bring a row each.
-LATENTD_DEVICE void make_units(Units& units, const UnitRow& row) {
+// By all threads of a CTA; those below kMaxStepRows bring a row each. The units are for `shares` shares.
+LATENTD_DEVICE void make_units(Units& units, const UnitRow& row, int shares) {
   const int r = threadIdx.x;
   const bool is_row = r < kMaxStepRows;
   const int pages = is_row ? num_pages(row.context_len) : 0;
@@ -60,26 +63,35 @@ LATENTD_DEVICE void make_units(Units& units, const UnitRow& row) {
     units.unit_pages[r] = static_cast<short>(row.unit_pages);
   }
   const bool is_live = pages > 0;
-  // Two sums in one word: at most 2^21 pages and 2^7 rows.
-  const int sums = sum_rows(is_live ? pages << 8 | 1 : 0, units.warp_sums);
-  const int live = (sums & 0xff) - 1;
+  // Three sums in one word: pages, units (at most 2^15) and rows (at most 2^7).
+  const int row_units = (pages + row.unit_pages - 1) / row.unit_pages;
+  const int64_t mine = is_live ? static_cast<int64_t>(pages) << 32 | row_units << 8 | 1 : 0;
+  const int64_t sums = sum_rows(mine, units.warp_sums);
+  int64_t all = 0;
+#pragma unroll
+  for (int w = 0; w < kMaxStepRows / 32; ++w) all += units.warp_sums[w];
+  const int num_units = static_cast<int>(all & 0xffffffff) >> 8;
+  const bool are_single = num_units <= shares;
   if (is_live) {
+    const int live = static_cast<int>(sums & 0xff) - 1;
     units.row[live] = static_cast<short>(r);
-    units.page_end[live] = sums >> 8;
+    units.cost_end[live] = static_cast<int>(are_single ? (sums & 0xffffffff) >> 8 : sums >> 32);
   }
-  if (r == kMaxStepRows - 1) {
-    units.num_live = live + 1;
-    units.total_pages = sums >> 8;
+  if (r == 0) {
+    units.num_live = static_cast<int>(all & 0xff);
+    units.num_units = num_units;
+    units.total_cost = are_single ? num_units : static_cast<int>(all >> 32);
+    units.are_single = are_single;
   }
   __syncthreads();
 }
 
-// The first unit that starts at or after page `page` of all live rows' pages.
-LATENTD_DEVICE Place unit_at(const Units& units, int page) {
+// The first unit that starts at or after `cost` of what all live rows cost.
+LATENTD_DEVICE Place unit_at(const Units& units, int cost) {
   int live = 0;
-  for (int high = units.num_live; live < high;) {  // the first row that ends behind the page
+  for (int high = units.num_live; live < high;) {  // the first row that ends behind it
     const int middle = (live + high) / 2;
-    if (units.page_end[middle] <= page) {
+    if (units.cost_end[middle] <= cost) {
       live = middle + 1;
     } else {
       high = middle;
@@ -87,7 +99,8 @@ LATENTD_DEVICE Place unit_at(const Units& units, int page) {
   }
   if (live == units.num_live) return {live, 0};
   const int row = units.row[live];
-  const int offset = page - (live > 0 ? units.page_end[live - 1] : 0);
+  const int offset = cost - (live > 0 ? units.cost_end[live - 1] : 0);
+  if (units.are_single) return {live, offset};
   const int unit = (offset + units.unit_pages[row] - 1) / units.unit_pages[row];
   if (unit * units.unit_pages[row] < units.pages(row)) return {live, unit};
   return {live + 1, 0};
@@ -95,9 +108,10 @@ LATENTD_DEVICE Place unit_at(const Units& units, int page) {
 
 // Finds share `share` of `shares`. By all threads of a CTA.
 LATENTD_DEVICE void find_share(Units& units, int share, int shares) {
-  const int64_t total = units.total_pages;
+  const int64_t total = units.total_cost;
   if (threadIdx.x < 2) {
-    const Place place = unit_at(units, static_cast<int>(total * (share + threadIdx.x) / shares));
+    const int which = share + threadIdx.x;
+    const Place place = unit_at(units, units.are_single ? which : static_cast<int>(total * which / shares));
     (threadIdx.x == 0 ? units.first : units.end) = place;
   }
   __syncthreads();
