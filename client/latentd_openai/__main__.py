@@ -48,7 +48,9 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
     import uvicorn
 
     from latentd_openai.app import application
+    from latentd_openai.connections import BACKLOG, BoundedProtocol, make_room
 
+    make_room()
     door = Door(settings)
     try:
         served = await door.served()  # a wrong setting ends it here
@@ -59,8 +61,9 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
             port = listening.getsockname()[1]
             print(f"{served.name}: serving at http://{where}:{port}/v1", flush=True)
             config = uvicorn.Config(
-                application(door, key), http="h11", ws="none", lifespan="off", log_level="warning",
-                timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=STOP_S, server_header=False,
+                application(door, key), http=BoundedProtocol, ws="none", lifespan="off",
+                log_level="warning", backlog=BACKLOG, server_header=False,
+                timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=STOP_S,
             )  # fmt: skip
             for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
                 signal.signal(number, signal.SIG_IGN)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+import socket
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("starlette")
 
-from doors import door_before  # noqa: E402
+from doors import door_before, openai_client  # noqa: E402
 from fakes import FakeEngine  # noqa: E402
 from gates import wait_until  # noqa: E402
 from lives import Lives  # noqa: E402
 from serving import serving  # noqa: E402
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from pathlib import Path
+
+    from openai import AsyncOpenAI, OpenAI
 
 STREAMS = 32
 STEPS = 60
+FILES = 800
 
 
 def client_of(url: str) -> AsyncOpenAI:
@@ -83,3 +90,36 @@ def test_streams_go_on_with_the_same_texts_when_the_daemon_dies(endpoint: str) -
         beside = asyncio.run(with_a_death())
         assert engines[1].fake.launches > 0
         assert beside == asyncio.run(each_alone(url))
+
+
+def test_more_connections_than_there_are_files_for_are_ended_in_silence(
+    endpoint: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with (
+        serving(endpoint),
+        log.open("w") as stderr,
+        door_before(endpoint, stderr=stderr, preexec_fn=allow_few_files) as url,
+        openai_client(url) as client,
+    ):
+        client.models.list()
+        at = urlsplit(url)
+        with contextlib.ExitStack() as others:
+            for _ in range(FILES + 100):
+                with contextlib.suppress(ConnectionResetError):
+                    others.enter_context(socket.create_connection((at.hostname, at.port)))
+            assert [model.id for model in client.models.list()] == ["fake"]
+        with openai_client(url) as later:
+            wait_until(lambda: is_served(later))
+    assert log.read_text() == ""
+
+
+def is_served(client: OpenAI) -> bool:
+    try:
+        return bool(client.models.list().data)
+    except openai.APIConnectionError:
+        return False
+
+
+def allow_few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
