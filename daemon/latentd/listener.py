@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from latentd.control import MAX_REQUEST_BYTES
-from latentd.endpoint import Binding
+from latentd.endpoint import Binding, EndpointError
 from latentd.pulse import Pulse
 from latentd.zmq_router import ZmqRouter, make_router
 from latentd.zmtp_router import ZmtpRouter
@@ -48,8 +48,7 @@ class Listener:
         self._waker.setblocking(False)
         try:
             self.router = self._bind(options.endpoint, options.max_frame_bytes, options.max_frames)
-            control = options.control_endpoint or protocol.control_endpoint(self.endpoint)
-            self.control_router = self._bind(control, MAX_REQUEST_BYTES, 1)
+            self.control_router = self._bind_control(options)
             if options.spin_us and isinstance(self.router, ZmqRouter):
                 self.pulse = Pulse(self._context)
         except BaseException:
@@ -60,6 +59,18 @@ class Listener:
         self._spin_s = options.spin_us * 1e-6
         self._spin_until = 0.0
         self._is_fresh = False  # a message was received since the last wait
+
+    def _bind_control(self, options: ServerOptions) -> Router:
+        """The control socket: beside the data socket, if nobody says otherwise; where the system
+        has chosen that one's port the next may be taken, and then it chooses another."""
+        beside = protocol.control_endpoint(self.endpoint)
+        anywhere = protocol.control_endpoint(options.endpoint)
+        try:
+            return self._bind(options.control_endpoint or beside, MAX_REQUEST_BYTES, 1)
+        except EndpointError:
+            if options.control_endpoint or anywhere == beside:
+                raise
+        return self._bind(anywhere, MAX_REQUEST_BYTES, 1)
 
     def _bind(self, endpoint: str, max_frame_bytes: int, max_frames: int) -> Router:
         """A socket that listens."""

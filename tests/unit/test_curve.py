@@ -220,18 +220,26 @@ def test_a_key_that_is_struck_off_is_told_so_and_comes_back_when_it_is_listed_ag
 ) -> None:
     access = guarded.server.access
     own = keys.of(keys.alice)
-    with Client(guarded.endpoint, keys=own) as client, Client(guarded.endpoint, keys=own) as again:
+    with (
+        Client(guarded.endpoint, keys=own) as client,
+        Control(guarded.server.control_endpoint, keys=own) as control,
+        Named(guarded.endpoint, own, b"late") as late,
+    ):
         client.open([1, 2])
+        late.ask("ping")
+        assert control.health()["state"] == "ready"
         keys.list(keys.mallory)
         access.reload(keys.options)
         wait_until(lambda: guarded.engine.slots.num_used == 0)
         with pytest.raises(LatentdError, match="session"):
             client.open([1, 2])
         with pytest.raises(RequestRejected, match="not among"):
+            control.health()
+        assert late.ask("hello", versions=[1, 1])["status"] == "denied"
+        with pytest.raises(RequestRejected, match="not among"):
             Client(guarded.endpoint, keys=own)
         keys.list(keys.alice)
         access.reload(keys.options)
-        del again
         with Client(guarded.endpoint, keys=own) as fresh:
             assert fresh.open([1, 2]).step().context_len == 3
 
@@ -242,7 +250,7 @@ def test_a_reconnection_that_is_refused_is_told_to_the_next_call(keys: Keys) -> 
         client = Client(where, keys=keys.of(keys.alice), timeout_s=10)
         client.open([1])
     keys.list(keys.mallory)
-    with serving(where, access=keys.options):
+    with serving(where, access=keys.options, control_endpoint=ANYWHERE):
         answer: LatentdError | None = None
         for _ in range(100):  # the first may only learn that the connection broke
             try:

@@ -1,6 +1,7 @@
 """What is said about a place for the sockets that is not good."""
 
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fakes import FakeEngine
 from latentd.endpoint import EndpointError
 from latentd.server import Server, ServerOptions
+from latentd_client import Client, protocol
 from serving import serving
 
 
@@ -51,3 +53,19 @@ def test_an_open_directory_is_warned_of_once(
         assert [record.getMessage().split(":")[0] for record in caplog.records] == [
             f"socket directory {tmp_path} has mode 0755"
         ]
+
+
+def test_where_the_port_beside_one_that_the_system_has_chosen_is_taken_another_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(
+            protocol, "control_endpoint",
+            lambda where: f"tcp://127.0.0.1:{'*' if where.endswith('*') else port}",
+        )  # fmt: skip
+        with serving("tcp://127.0.0.1:*") as running:
+            assert int(running.server.control_endpoint.rpartition(":")[2]) != port
+            with Client(running.endpoint) as client:
+                assert client.health()["state"] == "ready"
