@@ -380,6 +380,7 @@ def test_the_keys_that_may_connect_are_read_again_on_sighup(tmp_path: Path, tiny
             wait_for(lambda: told in child.log.read_text())
 
         reload("nonsense\n", "reload failed, the old")
+        assert "reloaded: " not in child.log.read_text()
         Client(found[0], keys=keys).close()
         reload("", "reloaded: ")
         with pytest.raises(RequestRejected, match="curve_clients"):
