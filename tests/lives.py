@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fakes import FakeEngine, next_token
 from latentd import snapshot
-from latentd.server import ServerOptions
+from latentd.options import ServerOptions
 from serving import Running
 
 if TYPE_CHECKING:

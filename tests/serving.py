@@ -14,7 +14,8 @@ import zmq
 from fakes import FakeEngine
 from gates import wait_until
 from latentd import snapshot
-from latentd.server import Server, ServerOptions
+from latentd.options import ServerOptions
+from latentd.server import Server
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 

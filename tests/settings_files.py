@@ -11,7 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from latentd.config import GROUPS, RULES, SETTINGS
+from latentd.config import GROUPS, SETTINGS
+from latentd.settings_rules import RULES
 from latentd.settings_text import toml
 from latentd.sources import NO_SETTINGS
 from latentd_client.protocol import DEFAULT_ENDPOINT, control_endpoint

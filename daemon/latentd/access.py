@@ -114,10 +114,6 @@ def read_lists(options: AccessOptions) -> Lists:
     """The rules with the files of public keys. Raises AccessError."""
     files = {"curve_clients": options.curve_clients, "curve_admins": options.curve_admins}
     given = {name: path for name, path in files.items() if path is not None}
-    if options.curve_key is None and given:
-        raise AccessError(f"{' and '.join(given)} without curve_key: make one with latentd keygen")
-    if options.curve_key is not None and not given:
-        raise AccessError("curve_key without curve_clients: name a file of those who may connect")
     keys = {name: read_keys(name, path) for name, path in given.items()}
     return Lists(options, keys.get("curve_clients", {}), keys.get("curve_admins", {}))
 

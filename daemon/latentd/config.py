@@ -2,9 +2,8 @@
 
 The fields of `Config` are the one table of settings: the flags with their help (grouped by
 subject), the names in TOML and in the environment, every check, what a reload changes,
-docs/settings.md and the example systemd/latentd.toml come from it; `RULES` are the checks of
-several settings together. Only the commands read a Config; all other modules take plain arguments.
-`sources.read` fills it.
+docs/settings.md and the example systemd/latentd.toml come from it. Only the commands read a Config;
+all other modules take plain arguments. `sources.read` fills it.
 """
 
 from __future__ import annotations
@@ -22,51 +21,16 @@ from latentd.options import (
     AccessOptions,
     EngineOptions,
     LifeOptions,
+    ServerOptions,
 )
-from latentd.settings import ConfigError, Contradiction, Rule, Setting, rows, setting, told
-from latentd.work import ServerOptions
+from latentd.settings import ConfigError, Setting, rows, setting, told
+from latentd.settings_rules import RULES, Contradiction
 from latentd_client.protocol import DEFAULT_ENDPOINT, MAX_FRAME_BYTES, MAX_FRAMES
 from latentd_kernels.geometry import MAX_CTX
 
 
 def _by_device(counts: dict[str, int]) -> str:
     return "0 takes " + ", ".join(f"{count} on {device}" for device, count in counts.items())
-
-
-RULES: Final = (
-    Rule(
-        "weights = 'random' needs --config DIR (model_config), a directory with config.json",
-        ("weights", "model_config"),
-        lambda given: given.weights == "random" and given.model_config is None,
-    ),
-    Rule(
-        "model and weights = 'random' exclude each other: leave one out",
-        ("model", "weights"),
-        lambda given: given.weights == "random" and given.model is not None,
-    ),
-    Rule(
-        "model_config (--config) needs weights = 'random'; a checkpoint is given by --model, a "
-        "TOML file by --config-file",
-        ("model_config", "weights"),
-        lambda given: given.weights == "checkpoint" and given.model_config is not None,
-    ),
-    Rule(
-        "dtype = 'float32' needs device = 'cpu'; cuda runs in 'bfloat16'",
-        ("dtype", "device"),
-        lambda given: given.device == "cuda" and given.dtype == "float32",
-    ),
-    Rule(
-        "curve_key needs curve_clients or curve_admins, a file of the public keys that may connect",
-        ("curve_key", "curve_clients", "curve_admins"),
-        lambda given: bool(given.curve_key) and not (given.curve_clients or given.curve_admins),
-    ),
-    Rule(
-        "curve_clients and curve_admins need curve_key, a file of `latentd keygen`",
-        ("curve_key", "curve_clients", "curve_admins"),
-        lambda given: bool(given.curve_clients or given.curve_admins) and not given.curve_key,
-    ),
-)
-"""What settings must keep together."""
 
 
 @dataclass(frozen=True)

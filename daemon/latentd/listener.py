@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from latentd.access import Access
     from latentd.curve import Doorman
+    from latentd.options import ServerOptions
     from latentd.routing import Message, Router
-    from latentd.work import ServerOptions
     from latentd_client.keys import KeyPair
 
 

@@ -1,9 +1,11 @@
-"""What the engine is started with; plain values, no torch."""
+"""What the engine, the server and the daemon are started with; plain values, no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
+
+from latentd_client import protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +86,36 @@ class AccessOptions:
     curve_clients: Path | None = None
     curve_admins: Path | None = None
     save: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
+    data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead,
+    `session_credits` all streams of a session together; `max_waiting` the most requests for new
+    slots that wait for room (0: nothing waits); `session_slots` the most slots of a session (0:
+    all); `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the
+    time that running work gets when the control socket is asked to drain without naming one;
+    `access` who may connect and drain."""
+
+    endpoint: str = protocol.DEFAULT_ENDPOINT
+    control_endpoint: str = ""
+    lease_s: float = 60.0
+    grace_s: float = 60.0
+    spin_us: int = 200
+    max_frame_bytes: int = protocol.MAX_FRAME_BYTES
+    max_frames: int = protocol.MAX_FRAMES
+    credits: int = 1024
+    session_credits: int = 65536
+    max_waiting: int = 0
+    session_slots: int = 0
+    drain_s: float = 30.0
+    access: AccessOptions = field(default_factory=AccessOptions)
+
+    @property
+    def shared_credits(self) -> int:
+        """The most that all streams of a session may be granted ahead: at least what one may."""
+        return max(self.credits, self.session_credits)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from latentd.access import Access, AccessError
+from latentd.access import Access
 from latentd.endpoint import Binding, EndpointError
 from latentd_client import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from latentd.work import ServerOptions
+    from latentd.options import ServerOptions
 
 
 def raise_file_limit() -> None:
@@ -42,13 +42,6 @@ def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -
                 "or mask it"
             )
     is_guarded = Access(options.access).pair is not None
-    has_lists = options.access.allow_users or options.access.allow_groups
-    for endpoint in (options.endpoint, control):
-        if endpoint.startswith("tcp://") and has_lists and not is_guarded:
-            raise AccessError(
-                f"endpoint {endpoint} would let every user of this machine in, and allow_users or "
-                "allow_groups only some: serve ipc alone, or set curve_key"
-            )
     with zmq.Context() as context, ExitStack() as bound:
         for endpoint in (options.endpoint, control):
             router = bound.enter_context(closing(context.socket(zmq.ROUTER)))

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from latentd.engine import Engine
     from latentd.notify import Notifier
-    from latentd.options import EngineOptions, LifeOptions
-    from latentd.server import ServerOptions
+    from latentd.options import EngineOptions, LifeOptions, ServerOptions
 
 EXIT_UNSAVED: Final = 74
 """EX_IOERR of sysexits.h: the daemon has left as asked, but could not save; not restarted."""

@@ -23,7 +23,7 @@ from latentd.listener import Listener
 from latentd.operations import DeviceFault
 from latentd.replies import Outbox
 from latentd.sessions import Sessions
-from latentd.work import ServerOptions, Work
+from latentd.work import Work
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from latentd.engine_protocol import EngineProtocol
-
-__all__ = ["Server", "ServerOptions"]
+    from latentd.options import ServerOptions
 
 MAX_MESSAGES = 256
 """Messages taken in one turn, so that a flood does not keep the engine from running."""

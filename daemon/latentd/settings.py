@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from latentd import accounts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages", "users", "groups"]
 
@@ -19,28 +16,9 @@ class ConfigError(ValueError):
     """A setting that cannot be used; the text names key, value, range and source."""
 
 
-class Rule(NamedTuple):
-    """What settings must keep together: `text` says it with what to do, `is_broken` is asked with
-    all settings, `names` are those that it is about."""
-
-    text: str
-    names: tuple[str, ...]
-    is_broken: Callable[[Any], bool]
-
-
-class Contradiction(ConfigError):
-    """Settings that are good alone and not together; `names` are theirs."""
-
-    def __init__(self, rule: Rule) -> None:
-        super().__init__(rule.text)
-        self.names = rule.names
-
-
 _TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-
-
 MOST_TOLD: Final = 400
 """Most characters of a value in a message."""
 

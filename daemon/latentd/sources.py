@@ -11,7 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from latentd.config import SETTINGS, Config
-from latentd.settings import ConfigError, Contradiction, told
+from latentd.settings import ConfigError, told
+from latentd.settings_rules import Contradiction
 from latentd_client import keys
 
 if TYPE_CHECKING:

@@ -7,52 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from latentd.histogram import Histogram
-from latentd.options import AccessOptions
 from latentd.routing import Sent
 from latentd.runs import AttendRun, OpenRun, SeatRun, StepRun, StreamRun, VerifyRun
 from latentd.runs_waiting import let_in, turn_all_away, turn_away
 from latentd.waiting import WaitingRoom
-from latentd_client import protocol
 from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.access import Access
     from latentd.engine_protocol import EngineProtocol
     from latentd.operations import Reason, Request
+    from latentd.options import ServerOptions
     from latentd.records import SlotRecord
     from latentd.replies import Outbox
     from latentd.runs import Run
     from latentd.sessions import Session, Sessions
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where and how the daemon serves. Without `control_endpoint` the control socket is beside the
-    data socket (`protocol.control_endpoint`). `credits` is the most a stream may be granted ahead,
-    `session_credits` all streams of a session together; `max_waiting` the most requests for new
-    slots that wait for room (0: nothing waits); `session_slots` the most slots of a session (0:
-    all); `spin_us` the time the engine thread polls after a message before it blocks; `drain_s` the
-    time that running work gets when the control socket is asked to drain without naming one;
-    `access` who may connect and drain."""
-
-    endpoint: str = protocol.DEFAULT_ENDPOINT
-    control_endpoint: str = ""
-    lease_s: float = 60.0
-    grace_s: float = 60.0
-    spin_us: int = 200
-    max_frame_bytes: int = protocol.MAX_FRAME_BYTES
-    max_frames: int = protocol.MAX_FRAMES
-    credits: int = 1024
-    session_credits: int = 65536
-    max_waiting: int = 0
-    session_slots: int = 0
-    drain_s: float = 30.0
-    access: AccessOptions = field(default_factory=AccessOptions)
-
-    @property
-    def shared_credits(self) -> int:
-        """The most that all streams of a session may be granted ahead: at least what one may."""
-        return max(self.credits, self.session_credits)
 
 
 @dataclass(eq=False)

@@ -20,9 +20,7 @@ from gates import wait_until
 from latentd import credentials, snapshot
 from latentd.access import Access, AccessError, read_keys
 from latentd.credentials import UNKNOWN, Credentials
-from latentd.options import AccessOptions
-from latentd.preflight import check_endpoints
-from latentd.server import ServerOptions
+from latentd.options import AccessOptions, ServerOptions
 from latentd.settings import ConfigError
 from latentd.sources import read
 from latentd_client import AsyncClient, Client, ConnectionLost, Control, RequestRejected
@@ -281,9 +279,11 @@ def test_stats_tell_whose_the_sessions_are_and_others_only_of_their_own(
 
 
 def test_lists_of_users_and_a_tcp_socket_without_curve_contradict_each_other() -> None:
-    access = AccessOptions(allow_users=frozenset([FRIEND]))
-    with pytest.raises(AccessError, match=r"let every user .* set curve_key"):
-        check_endpoints(ServerOptions(endpoint="tcp://127.0.0.1:5555", access=access))
+    for name in ("endpoint", "control_endpoint"):
+        given = {name: "tcp://127.0.0.1:5555", "allow_users": str(FRIEND)}
+        with pytest.raises(ConfigError, match=rf"every user .* set curve_key .*{name} = 'tcp:"):
+            read(given, {})
+        read({**given, "curve_key": "/k", "curve_clients": "/c"}, {})
 
 
 def test_a_file_of_keys_has_a_line_for_each_with_its_name(tmp_path: Path) -> None:

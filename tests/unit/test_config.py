@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentd.config import RELOADABLE, SETTINGS, Config
-from latentd.options import AccessOptions, EngineOptions, LifeOptions
+from latentd.options import AccessOptions, EngineOptions, LifeOptions, ServerOptions
 from latentd.settings import ConfigError, Setting
 from latentd.settings_text import toml
 from latentd.sources import NO_SETTINGS, read, refuse_unknown
-from latentd.work import ServerOptions
 
 
 def load(

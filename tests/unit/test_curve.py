@@ -17,9 +17,10 @@ from gates import wait_until
 from latentd.__main__ import main
 from latentd.access import AccessError
 from latentd.endpoint import EndpointError
-from latentd.options import AccessOptions
+from latentd.options import AccessOptions, ServerOptions
 from latentd.preflight import check_endpoints
-from latentd.server import ServerOptions
+from latentd.settings import ConfigError
+from latentd.sources import read
 from latentd_client import (
     AsyncClient,
     Client,
@@ -289,8 +290,6 @@ def test_a_daemon_at_all_addresses_is_reached_on_its_control_socket_too(keys: Ke
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"curve_key": "server"}, "curve_key without curve_clients"),
-        ({"curve_clients": "clients"}, "curve_clients without curve_key"),
         ({"curve_key": "nobody", "curve_clients": "clients"}, "curve_key: .*nobody: No such file"),
         ({"curve_key": "clients", "curve_clients": "clients"}, "curve_key: .* mode 0644"),
     ],
@@ -303,6 +302,15 @@ def test_rules_that_cannot_be_are_refused_before_weights_are_loaded(
     keys.clients.chmod(0o644)
     with pytest.raises(AccessError, match=text):
         check_endpoints(ServerOptions(endpoint="tcp://127.0.0.1:5555", access=access))
+
+
+def test_a_key_of_the_daemon_and_a_list_of_clients_keys_need_each_other() -> None:
+    with pytest.raises(ConfigError, match="curve_key needs curve_clients or curve_admins"):
+        read({"curve_key": "/key"}, {})
+    for name in ("curve_clients", "curve_admins"):
+        with pytest.raises(ConfigError, match=f"need curve_key, .*{name} = '/list' from flag"):
+            read({name: "/list"}, {})
+        read({"curve_key": "/key", name: "/list"}, {})
 
 
 def test_a_key_file_is_its_owners_alone_and_never_written_over(tmp_path: Path) -> None:

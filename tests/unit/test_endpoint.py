@@ -8,7 +8,8 @@ import pytest
 
 from fakes import FakeEngine
 from latentd.endpoint import EndpointError
-from latentd.server import Server, ServerOptions
+from latentd.options import ServerOptions
+from latentd.server import Server
 from latentd_client import Client, protocol
 from serving import serving
 

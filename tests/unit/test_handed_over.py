@@ -12,8 +12,9 @@ import pytest
 
 from fakes import FakeEngine
 from latentd.endpoint import EndpointError
+from latentd.options import ServerOptions
 from latentd.preflight import check_endpoints
-from latentd.server import Server, ServerOptions
+from latentd.server import Server
 from latentd_client import Client
 from serving import Running
 

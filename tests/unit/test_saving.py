@@ -17,7 +17,7 @@ from fakes import FakeEngine
 from gates import wait_until
 from latentd import snapshot
 from latentd.operations import DeviceFault
-from latentd.server import ServerOptions
+from latentd.options import ServerOptions
 from latentd.sessions import Sessions
 from latentd.snapshot_files import MANIFEST, PAGES, STATE, SnapshotError, consume
 from latentd_client import Client, ConnectionLost, Control, RequestRejected, Sampling

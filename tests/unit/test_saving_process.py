@@ -138,9 +138,8 @@ from pathlib import Path
 import latentd.serve
 from fakes import FakeEngine
 from latentd.notify import Notifier
-from latentd.options import EngineOptions, LifeOptions
+from latentd.options import EngineOptions, LifeOptions, ServerOptions
 from latentd.startup import StartupReport
-from latentd.work import ServerOptions
 
 def start_engine(options, report):
     engine = FakeEngine()

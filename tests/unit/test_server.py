@@ -13,9 +13,10 @@ from gates import Gate, wait_until
 from latentd import server
 from latentd.endpoint import EndpointError
 from latentd.operations import DeviceFault
+from latentd.options import ServerOptions
 from latentd.plans import StepOutputs
 from latentd.replies import Outbox
-from latentd.server import Server, ServerOptions
+from latentd.server import Server
 from latentd.zmq_router import ZmqRouter
 from latentd_client import Client, ConnectionLost, Control, RequestRejected
 from serving import Peer, arriving, seat, serving
