@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -86,8 +87,8 @@ class Daemon:
             if self._is_stopping:  # whatever failed on the way out, or took the SystemExit
                 return 0
             tick = self._notifier.tick
-            server = self._server = Server(engine, server_options, tick, listening)
-            server.drain_s = self._drain_s
+            fresh = replace(server_options, drain_s=self._drain_s, access=self._access)
+            server = self._server = Server(engine, fresh, tick, listening)
             held = self._restore(engine, server)
             if self._is_stopping:
                 return 0  # and the snapshot stays for another start
@@ -184,9 +185,10 @@ class Daemon:
             self._notifier.send(READY=1, STATUS=status)
 
     def _take_over(self, options: LifeOptions) -> None:
-        """Have these settings from now on."""
+        """Have these settings from now on; while loading, once there is a server."""
         if self._server is not None:
             self._server.access.reload(options.access)
             self._server.drain_s = options.drain_s
         self._save_to = None if options.save is None else options.save.absolute()
         self._drain_s = options.drain_s
+        self._access = options.access

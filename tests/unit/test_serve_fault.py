@@ -58,6 +58,24 @@ def start_engine(options, report):
 latentd.serve.start_engine = start_engine
 daemon ="""
 
+RELOADED = """
+import os
+import signal
+from latentd.options import AccessOptions
+
+fresh = LifeOptions(7.0, access=AccessOptions(admin_users=frozenset([54321])))
+
+def start_engine(options, report):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return Failing()
+
+def serve(engine, options, *rest):
+    print(options.drain_s, *options.access.admin_users, flush=True)
+    os._exit(0)
+
+latentd.serve.start_engine, latentd.serve.Server = start_engine, serve
+daemon ="""
+
 
 class Manager:
     """A service manager's end of the notify socket, and the process it has started."""
@@ -137,6 +155,14 @@ def test_sigterm_while_loading_ends_cleanly_whatever_it_interrupts(
     manager.wait_for("STOPPING=1")
     assert manager.process.wait(10) == 0
     manager.socket.close()
+
+
+def test_a_server_begins_with_what_a_reload_has_changed_while_loading(tmp_path: Path) -> None:
+    script = SERVE.replace("\ndaemon =", RELOADED).replace("LifeOptions, No", "lambda: fresh, No")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script, f"ipc://{tmp_path}/latentd.sock"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "7.0 54321\n"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ZeroDivisionError("of the test")])
