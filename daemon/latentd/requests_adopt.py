@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from latentd.engine_transfer import Arrival
-    from latentd.sessions import Session
+    from latentd.session import Session
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 

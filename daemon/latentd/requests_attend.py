@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from latentd.attending import AttendRequest, Bits
     from latentd.records import SlotRecord
-    from latentd.sessions import Session
+    from latentd.session import Session
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 

@@ -18,7 +18,7 @@ from latentd_client.errors import RequestRejected
 
 if TYPE_CHECKING:
     from latentd.records import SlotRecord
-    from latentd.sessions import Session
+    from latentd.session import Session
     from latentd.work import Work
     from latentd_client.protocol import Header, Tensor
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from latentd.operations import Request, StreamRequest
     from latentd.records import SlotRecord
     from latentd.replies import Outbox, RowsTicket, Tensors, Ticket
-    from latentd.sessions import Session
+    from latentd.session import Session
     from latentd_client.protocol import Header
 
 Waiter: TypeAlias = "tuple[Ticket | RowsTicket, int, bool]"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from latentd.operations import Request
     from latentd.runs import Run
-    from latentd.sessions import Session
+    from latentd.session import Session
     from latentd.work import Work
     from latentd_client.protocol import Header
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from latentd.access import Access
     from latentd.credentials import Credentials
-    from latentd.sessions import Session, Sessions
+    from latentd.session import Session
+    from latentd.sessions import Sessions
     from latentd_client.protocol import Header
 
 MOST_TOLD: Final = 512

@@ -12,7 +12,7 @@ from latentd.extras import Top
 from latentd.operations import StreamRequest
 from latentd.records import OpenRecord, SlotRecord, Stored
 from latentd.runs import StreamRun
-from latentd.sessions import Session
+from latentd.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator

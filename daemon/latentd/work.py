@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from latentd.records import SlotRecord
     from latentd.replies import Outbox
     from latentd.runs import Run
-    from latentd.sessions import Session, Sessions
+    from latentd.session import Session
+    from latentd.sessions import Sessions
 
 
 @dataclass(eq=False)

@@ -8,7 +8,8 @@ from fakes import FakeEngine
 from gates import wait_until
 from latentd.records import MAX_STORED, OpenRecord, SlotRecord, Stored
 from latentd.runs import TOKEN_BYTES
-from latentd.sessions import MAX_ALL_CLOSED_BYTES, MAX_CLOSED, MAX_CLOSED_BYTES, Session, Sessions
+from latentd.session import MAX_CLOSED, MAX_CLOSED_BYTES, Session
+from latentd.sessions import MAX_ALL_CLOSED_BYTES, Sessions
 from latentd_client import Client, Control, RequestRejected
 from serving import Peer, seat, serving
 
