@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 import zmq
@@ -245,23 +245,42 @@ def test_a_key_that_is_struck_off_is_told_so_and_comes_back_when_it_is_listed_ag
             assert fresh.open([1, 2]).step().context_len == 3
 
 
-def test_a_reconnection_that_is_refused_is_told_to_the_next_call(keys: Keys) -> None:
-    with serving(ANYWHERE, access=keys.options) as running:
-        where = running.endpoint
-        client = Client(where, keys=keys.of(keys.alice), timeout_s=10)
-        client.open([1])
-    keys.list(keys.mallory)
-    with serving(where, access=keys.options, control_endpoint=ANYWHERE):
-        answer: LatentdError | None = None
-        for _ in range(100):  # the first may only learn that the connection broke
-            try:
-                client.ping()
-            except LatentdError as error:
-                answer = error
-            if answer is not None and answer.code == "denied":
-                break
-        assert "not among" in str(answer)
-        client.close()
+Call: TypeAlias = "Callable[[], object]"
+
+
+def _connected(
+    runner: asyncio.Runner, where: str, keys: CurveKeys, is_async: bool
+) -> tuple[Call, Call]:
+    """How a client of either kind pings and closes."""
+    if not is_async:
+        client = Client(where, keys=keys, timeout_s=10)
+        return client.ping, client.close
+    tasks = runner.run(AsyncClient(where, keys=keys, timeout_s=10).connect())
+    return lambda: runner.run(tasks.ping()), lambda: runner.run(tasks.close())
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["client", "async"])
+def test_a_reconnection_that_is_refused_is_told_to_the_next_call(
+    keys: Keys, is_async: bool
+) -> None:
+    own = keys.of(keys.alice)
+    with asyncio.Runner() as runner:
+        with serving(ANYWHERE, access=keys.options) as running:
+            where = running.endpoint
+            ping, close = _connected(runner, where, own, is_async)
+            ping()
+        keys.list(keys.mallory)
+        with serving(where, access=keys.options, control_endpoint=ANYWHERE):
+            answers = []
+            for _ in range(100):  # the first may only learn that the connection broke
+                try:
+                    ping()
+                except LatentdError as error:
+                    answers.append(error)
+                if answers and answers[-1].code == "denied":
+                    break
+            assert "not among" in str(answers[-1])
+            close()
 
 
 def test_a_list_that_cannot_be_read_leaves_the_old_one(guarded: Running, keys: Keys) -> None:
