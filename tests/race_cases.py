@@ -122,7 +122,8 @@ def hopper_linear(name: str, gated: bool) -> Callable[[Card], None]:
             kernel = parse(name, own * ctas)
             if kernel.turns or kernel.smem > card.max_smem:
                 kernel = parse(name, own)
-            rows, k = kernel.rows + 1, (kernel.stages_w + 2) * 64 * kernel.segments
+            blocks = kernel.blocks * (kernel.stages_w + 2)
+            rows, k = kernel.rows + 1, blocks * 64 * kernel.segments
             weight, x = card.randn(80 * (1 + gated), k), card.randn(rows, k)
             dtype = torch.float32 if kind else torch.bfloat16
             out = torch.zeros(rows, 80, dtype=dtype, device=card.device)

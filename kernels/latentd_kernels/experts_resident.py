@@ -79,7 +79,8 @@ def launch_resident(
     shared, ctas = params.num_shared, ops.library.sm_count
     args: list[Argument] = [maps.get_pairs(gate_up, 4, 2), maps.get_pairs(gate_up, 8, 1)]
     args.append(maps.get(down_rows, down_rows.shape[0], 2 * _TILE))
-    args += [maps.get_blocks(matrix, MAX_ROWS) for matrix in (x, hidden)]
+    for matrix in (x, hidden):
+        args.append(maps.get_blocks(matrix, len(matrix), MAX_ROWS, matrix.shape[1] // _TILE))
     args += [ids, hidden, workspace.parts, workspace.progress]
     if source is not None and hidden_size <= MAX_NORMED and rows <= MAX_NORMED_ROWS:
         args += [source.x, source.norm_weight]

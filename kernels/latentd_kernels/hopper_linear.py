@@ -11,6 +11,7 @@ from latentd_kernels.linear_plan import (
     WHOLE_ROWS,
     WHOLE_THREADS,
     AnyKernel,
+    LinearKernel,
     WholeKernel,
     choose,
     whole,
@@ -62,12 +63,7 @@ class HopperLinear(Launcher):
             return
         vectors = _by_fours(out, features)
         height = kernel.height(weight_rows, rows, self.library.sm_count, gated)
-        args: list[Argument] = [
-            self._pairs(weight)
-            if gated and kernel.turns
-            else self.tensor_maps.get(weight, weight_rows, height),
-            self.tensor_maps.get(x, rows, kernel.rows),
-        ]
+        args: list[Argument] = [*self._operands(x, weight, rows, height, gated, kernel)]
         if kernel.turns:
             stored = self._stored(out, rows, features)
             vectors = vectors and stored is not None
@@ -88,6 +84,17 @@ class HopperLinear(Launcher):
             smem=kernel.smem,
             cluster=kernel.cluster,
         )
+
+    def _operands(
+        self, x: Tensor, weight: Tensor, rows: int, height: int, gated: bool, kernel: LinearKernel
+    ) -> tuple[TensorMap, TensorMap]:
+        maps = self.tensor_maps
+        if kernel.blocks > 1:
+            runs = maps.get_blocks(x, rows, kernel.rows, kernel.blocks)
+            return maps.get_groups(weight, height, kernel.blocks), runs
+        pairs = gated and kernel.turns
+        boxes = self._pairs(weight) if pairs else maps.get(weight, len(weight), height)
+        return boxes, maps.get(x, rows, kernel.rows)
 
     def _strip_product(
         self, x: Tensor, weight: Tensor, out: Tensor, rows: int, kind: int, gated: bool,

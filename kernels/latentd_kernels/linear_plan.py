@@ -19,14 +19,15 @@ BLOCK_K: Final = 64
 """k of a block of the rings: K is a multiple of it."""
 _PANEL: Final = 64  # weight rows of a warpgroup
 _FULL_CARD: Final = 112  # panels times segments that leave too many of 132 SMs idle
-_NAME: Final = re.compile(r"([tp]?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)(l?)")
+_NAME: Final = re.compile(r"([tp]?)(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?(?:s(\d+))?(e?)(l?)(r?)")
 _BARRIER_BYTES: Final = 1024
 _ALIGN_BYTES: Final = 1024
 WHOLE_ROWS: Final = 8
 WHOLE_THREADS: Final = 160
+_RUN, _TURNS_RUN = 4, 2  # blocks of k that a stage of linear.cuh and of linear_turns.cuh may hold
 _UNIT: Final = 16  # weight rows that the kernels of linear_turns.cuh deal out
 _FOUR: Final = 4  # features that a thread stores at once
-_EIGHT: Final = 8  # features whose gate and up rows lie together in a kernel of linear_turns.cuh
+_EIGHT: Final = 8  # weight rows that are copied together: by runs, and in a kernel that takes turns
 _STORE_BYTES: Final = 8192  # of a warpgroup of a kernel of linear_turns.cuh
 _SM_SMEM: Final = 228 * 1024
 _CTA_SMEM: Final = 1024  # that the system takes of it for each CTA
@@ -45,15 +46,16 @@ class LinearKernel(NamedTuple):
     teams: int = 0  # of warpgroups, in a CTA that takes one tile after the other
     even: bool = False  # panels are made lower until the tiles fill whole rounds of the card
     late: bool = False  # the next kernel starts only when its last block is on its way
+    blocks: int = 1  # of k, in a stage
 
     @property
     def variant(self) -> str:
         """The part of the entry point's name behind linear_ or gated_."""
         n, g, w, x, s = self[:5]
-        turns = ("", "turns_", "teams_")[self.teams]
+        runs, turns = "runs_" * (self.blocks > 1), ("", "turns_", "teams_")[self.teams]
         if turns:
-            return f"{turns}n{n}_g{g}_w{w}"
-        return f"{'late_' * self.late}n{n}_g{g}_w{w}_x{x}_s{s}"
+            return f"{turns}{runs}n{n}_g{g}_w{w}"
+        return f"{runs or 'late_' * self.late}n{n}_g{g}_w{w}_x{x}_s{s}"
 
     @property
     def turns(self) -> bool:
@@ -74,7 +76,7 @@ class LinearKernel(NamedTuple):
         """Bytes of dynamic shared memory: barriers, rings, where sums lie or arrive, and half of
         those of a first segment for which the registers have no room."""
         features = _PANEL * self.groups // max(1, self.teams)
-        ring = self.stages_w * features * 128 + self.stages_x * self.rows * 128
+        ring = self.blocks * (self.stages_w * features + self.stages_x * self.rows) * 128
         if self.turns:
             return _ALIGN_BYTES + _BARRIER_BYTES + ring + self.groups * _STORE_BYTES
         sums = self.rows * (features + 4 * self.ctas) * 4
@@ -89,10 +91,10 @@ class LinearKernel(NamedTuple):
         return max(1, resident * num_sms // (self.ctas * -(-rows // self.rows)))
 
     def height(self, weight_rows: int, rows: int, num_sms: int, gated: bool) -> int:
-        """Features of a panel, those of a box of the weights' map."""
+        """Features of a panel, or whatever a box of the weights' map has."""
         most = _PANEL // 2 if gated else _PANEL
         if self.turns:
-            return _PANEL
+            return _UNIT if self.blocks > 1 else _PANEL
         if not self.even:
             return most
         features, at_once = weight_rows // (2 if gated else 1), self.at_once(rows, num_sms)
@@ -149,8 +151,8 @@ def choose(weight_rows: int, k: int, rows: int, gated: bool) -> AnyKernel:
             key=lambda m: abs(log2(m[0] / weight_rows)) + abs(log2(m[1] / k)),
         )
     names = MEASURED[matrix][1].split()
-    if gated and weight_rows % (2 * _EIGHT):  # kernels that take turns could not load the pairs
-        names = [name for name in names if name[0] not in "tp"]
+    if weight_rows % (2 * _EIGHT if gated else _EIGHT):  # what is copied by eights could not be
+        names = [name for name in names if name[-1] != "r" and not (gated and name[0] in "tp")]
     place = next((i for i, most in enumerate(ROWS) if rows <= most), len(ROWS) - 1)
     name = names[min(place, len(names) - 1)]
     return OTHERS.get(name) or parse(name, segments)
@@ -188,10 +190,10 @@ def parse(name: str, segments: int) -> LinearKernel:
     """A kernel from its short name in the table, for a matrix with that many segments of K."""
     found = _NAME.fullmatch(name)
     assert found is not None, name
-    prefix, *numbers, even, late = found.groups()
+    prefix, *numbers, even, late, runs = found.groups()
     rows, groups, stages_w, stages_x, own = (int(part or 0) for part in numbers)
     own, teams = own or 1, {"": 0, "t": 1, "p": 2}[prefix]
     return LinearKernel(
         rows, groups, stages_w, stages_x or stages_w, own, segments // own, teams, bool(even),
-        bool(late),
+        bool(late), (_TURNS_RUN if teams else _RUN) if runs else 1,
     )  # fmt: skip

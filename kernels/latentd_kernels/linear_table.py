@@ -91,7 +91,7 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (2112, 7168, False): (
         4,
-        "8.1.12.12 8.1.12.12 16.1.10.10s2l 32.1.12.12s2l 48.2.9.9 "
+        "8.1.12.12 8.1.12.12 16.1.4.4s2r 32.1.4.4s2r 48.2.9.9 "
         "64.1.12.12s2l 96.1.10.10s2 64.1.12.12s2l 128.1.10.8s2 128.1.10.8s4e 256.1.6.4s2",
     ),
     (12288, 7168, False): (
@@ -101,13 +101,13 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (129280, 7168, False): (
         1,
-        "strips strips 16.1.6.6 32.1.5.5 48.1.5.5e "
-        "64.2.8.8 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
+        "strips strips t16.1.10r t32.2.5r 48.1.5.5e "
+        "t64.2.4r 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
     ),
     (163840, 7168, False): (
         1,
-        "strips strips 16.1.6.6 32.1.5.5 48.1.5.5e "
-        "64.2.8.8 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
+        "strips strips t16.1.10r t32.2.5r 48.1.5.5e "
+        "t64.2.4r 96.2.7.7 128.4.5.3 p128.4.6 p128.4.6 p128.4.6",
     ),
     (7168, 8192, False): (
         2,
@@ -116,22 +116,22 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
     ),
     (2048, 8448, False): (
         4,
-        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "8.2.6.6l 8.2.6.6l 16.1.4.4s2r 32.1.4.4s2r 64.1.12.12s2l "
         "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (2048, 10240, False): (
         4,
-        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "8.2.6.6l 8.2.6.6l 16.1.4.4s2r 32.1.4.4s2r 64.1.12.12s2l "
         "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (2048, 10944, False): (
         4,
-        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "8.2.6.6l 8.2.6.6l 16.1.4.4s2r 32.1.4.4s2r 64.1.12.12s2l "
         "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.6.6s2 128.2.6.6s2",
     ),
     (2048, 11264, False): (
         4,
-        "8.2.6.6l 8.2.6.6l 16.1.10.10s2l 32.1.12.12s2l 64.1.12.12s2l "
+        "8.2.6.6l 8.2.6.6l 16.1.4.4s2r 32.1.4.4s2r 64.1.12.12s2l "
         "64.1.12.12s2l 96.2.7.7 64.1.12.12s2l 128.1.10.8s2 128.2.8.5s2 128.2.8.5s2",
     ),
     (7168, 12288, False): (
@@ -172,5 +172,6 @@ MEASURED: Final[dict[tuple[int, int, bool], tuple[int, str]]] = {
 }
 """By weight rows, K and whether the product is gated: segments of K, and the kernels for ROWS, as
 rows.groups.stages_w.stages_x, then s and segments in a CTA if several, e if tiles are even shares,
-l if the next kernel starts late; or t and rows.groups.stages of the kernels that take turns, p if
-they have two teams; or strips, or rows."""
+l if the next kernel starts late, r if a stage has four blocks of K (two where CTAs take turns); or
+t and rows.groups.stages of the kernels that take turns, p if they have two teams; or strips, or
+rows."""

@@ -44,13 +44,24 @@ class TensorMaps:
         strides, box = (row, inner * row, 8 * row, BOX_K * 2), (BOX_K, 8, 2, box_pairs, box_blocks)
         return self.of_bytes(gate_up.data_ptr(), dims, strides, box)
 
-    def get_blocks(self, matrix: Tensor, box_rows: int) -> driver.TensorMap:
-        """A matrix [rows, k] bf16 in boxes of `box_rows` rows and all k, block of 64 columns by
-        block. Coordinates: 0, row, 0, 0."""
-        rows, k = matrix.shape
-        row_bytes, blocks = matrix.stride(0) * 2, k // BOX_K
-        dims, strides = (BOX_K, rows, blocks, 1), (row_bytes, BOX_K * 2, row_bytes)
-        return self.of_bytes(matrix.data_ptr(), dims, strides, (BOX_K, box_rows, blocks, 1))
+    def get_blocks(
+        self, matrix: Tensor, rows: int, box_rows: int, box_blocks: int
+    ) -> driver.TensorMap:
+        """The first `rows` rows of a matrix [*, k] bf16 (row stride free) in boxes of `box_rows`
+        rows by `box_blocks` times 64 columns, block of 64 columns by block; what lies beyond reads
+        as zeros. Coordinates: 0, row, column / 64, 0."""
+        row = matrix.stride(0) * 2
+        dims, strides = (BOX_K, rows, matrix.shape[1] // BOX_K, 1), (row, BOX_K * 2, row)
+        return self.of_bytes(matrix.data_ptr(), dims, strides, (BOX_K, box_rows, box_blocks, 1))
+
+    def get_groups(self, matrix: Tensor, box_rows: int, box_blocks: int) -> driver.TensorMap:
+        """A matrix [rows, k] bf16 (row stride free, rows a multiple of 8) in boxes of `box_rows`
+        rows (so too) by `box_blocks` times 64 columns: one group of eight rows after the other,
+        block of 64 columns by block. Coordinates: 0, 0, column / 64, row / 8."""
+        row, (rows, k) = matrix.stride(0) * 2, matrix.shape
+        dims, strides = (BOX_K, 8, k // BOX_K, rows // 8), (row, BOX_K * 2, 8 * row)
+        box = BOX_K, 8, box_blocks, box_rows // 8
+        return self.of_bytes(matrix.data_ptr(), dims, strides, box)
 
     def of_bytes(
         self, address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]

@@ -143,6 +143,23 @@ def test_few_rows_of_a_large_matrix_are_multiplied_from_strips(maps: list[tuple[
     assert numbers == [[163840, 112, 5, 1], [18432, 112, 5, 0]]
 
 
+def test_runs_of_blocks_come_as_groups_of_eight_weight_rows(maps: list[tuple[Any, ...]]) -> None:
+    ops, library = launches("sm_90a")
+    down = torch.empty((2048, 10944), dtype=torch.bfloat16, device="meta")
+    head = torch.empty((163840, 7168), dtype=torch.bfloat16, device="meta")
+    x, normed = bf16(9, 10944), bf16(20, 7168)
+    ops.linear(x, down, torch.zeros(9, 2048), 9, accumulate=True)
+    ops.linear(normed, head, torch.empty((20, 163840), device="meta"), 20)
+    names = [launch.name for launch in library.launches]
+    assert names == ["linear_runs_n16_g1_w4_x4_s2", "linear_turns_runs_n32_g2_w5"]
+    assert maps[:4] == [
+        (x.data_ptr(), (64, 9, 171, 1), (21888, 128, 21888), (64, 16, 4, 1)),
+        (0, (64, 8, 171, 256), (21888, 128, 8 * 21888), (64, 8, 4, 8)),
+        (normed.data_ptr(), (64, 20, 112, 1), (14336, 128, 14336), (64, 32, 2, 1)),
+        (0, (64, 8, 112, 20480), (14336, 128, 8 * 14336), (64, 8, 2, 2)),
+    ]
+
+
 def test_many_rows_take_boxes_of_all_features_and_rows_of_a_cta(
     maps: list[tuple[Any, ...]],
 ) -> None:

@@ -95,11 +95,12 @@ def test_lower_panels_fill_whole_rounds_of_the_card() -> None:
 def test_every_kernel_of_the_table_is_compiled_and_no_other() -> None:
     source = (SOURCES / "hopper/linear.cu").read_text()
     found = set()
-    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS|_TEAMS|_LATE)?\(([\d, ]+)\)$"
-    for form, turns, sizes in re.findall(instance, source, re.MULTILINE):
+    instance = r"^LATENTD_(LINEAR|GATED)(_TURNS|_TEAMS|_LATE)?(_RUNS)?\(([\d, ]+)\)$"
+    for form, turns, runs, sizes in re.findall(instance, source, re.MULTILINE):
         n, g, w, x, s = (*sizes.split(", "), "1", "1")[:5]
-        kind = f"{turns[1:].lower()}_" if turns else ""
-        variant = f"{kind}n{n}_g{g}_w{w}" + (f"_x{x}_s{s}" if kind in ("", "late_") else "")
+        kind = "".join(f"{word[1:].lower()}_" for word in (turns, runs) if word)
+        one_tile = turns in ("", "_LATE")
+        variant = f"{kind}n{n}_g{g}_w{w}" + (f"_x{x}_s{s}" if one_tile else "")
         found.add(f"{form.lower()}_{variant}")
     wanted = {
         ("gated_" if gated else "linear_") + parse(name, segments).variant
@@ -156,6 +157,17 @@ def test_a_gated_matrix_whose_features_are_no_multiple_of_eight_takes_no_turns()
 
     assert takes_turns(21888, 512)
     assert not any(takes_turns(21892, rows) for rows in ROW_COUNTS)
+
+
+def test_weight_rows_that_are_no_multiple_of_eight_are_not_copied_by_eights() -> None:
+    def takes_runs(weight_rows: int, k: int) -> bool:
+        kernels = (choose(weight_rows, k, rows, False) for rows in ROW_COUNTS)
+        return any(isinstance(kernel, LinearKernel) and kernel.blocks > 1 for kernel in kernels)
+
+    assert takes_runs(2048, 10944)
+    assert takes_runs(163840, 7168)
+    assert not takes_runs(2044, 10944)
+    assert not takes_runs(163836, 7168)
 
 
 @pytest.mark.parametrize("matrix", MATRICES, ids=str)

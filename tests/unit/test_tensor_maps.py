@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -57,9 +59,21 @@ def test_pairs_of_gate_and_up_rows_stay_inside_the_weights(
     assert up_row == (inner + feature) * k * 2
 
 
-def test_all_blocks_of_some_rows_are_one_box(encoded: list[tuple[object, ...]]) -> None:
+def test_blocks_of_some_rows_are_one_box(encoded: list[tuple[object, ...]]) -> None:
     matrix = torch.zeros(10, 192, dtype=torch.bfloat16)
-    TensorMaps().get_blocks(matrix, 8)
+    TensorMaps().get_blocks(matrix, 9, 8, 3)
     assert encoded == [
-        (matrix.data_ptr(), (64, 10, 3, 1), (384, 128, 384), (64, 8, 3, 1)),
+        (matrix.data_ptr(), (64, 9, 3, 1), (384, 128, 384), (64, 8, 3, 1)),
     ]
+
+
+def test_groups_of_eight_rows_cover_a_matrix_once(encoded: list[tuple[object, ...]]) -> None:
+    matrix = torch.zeros(48, 192, dtype=torch.bfloat16)[:, :128]
+    TensorMaps().get_groups(matrix, 16, 4)
+    ((address, dims, strides, box),) = encoded
+    assert (address, box) == (matrix.data_ptr(), (64, 8, 4, 2))
+    assert isinstance(dims, tuple)
+    assert isinstance(strides, tuple)
+    assert math.prod(dims) == matrix.numel()
+    last = sum((n - 1) * step for n, step in zip(dims, (2, *strides), strict=True))
+    assert last == (47 * 192 + 127) * 2

@@ -84,6 +84,14 @@ LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0,
       "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
       : "memory");
 }
+LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3,
+                                     uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(policy)
+      : "memory");
+}
 LATENTD_DEVICE void tensor_load_keep(uint32_t dst, const TensorMap* map, int c0, int c1, int c2, int c3, int c4,
                                      uint32_t barrier, uint64_t policy) {
   asm volatile(

@@ -24,27 +24,30 @@ extern __shared__ char smem[];
 
 #define LATENTD_THREADS(n, groups, segments) (128 * groups + copying_threads(n, groups, segments))
 
-#define LATENTD_ANY_LINEAR(name, n, groups, w, x_, segments, late)                                    \
+#define LATENTD_ANY_LINEAR(name, n, groups, w, x_, segments, late, run_)                              \
   extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, segments), n > 128 ? 1 : 0) \
       name##_n##n##_g##groups##_w##w##_x##x_##_s##segments(LATENTD_IN, int height, LATENTD_OUT) {     \
-    run(LinearCta<n, groups, w, x_, segments, false, late>(&weight, &x, height, LATENTD_ARGS));       \
+    run(LinearCta<n, groups, w, x_, segments, false, late, run_>(&weight, &x, height, LATENTD_ARGS)); \
   }
-#define LATENTD_LINEAR(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear, n, groups, w, x_, s, false)
-#define LATENTD_LINEAR_LATE(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear_late, n, groups, w, x_, s, true)
+#define LATENTD_LINEAR(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear, n, groups, w, x_, s, false, 1)
+#define LATENTD_LINEAR_LATE(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear_late, n, groups, w, x_, s, true, 1)
+#define LATENTD_LINEAR_RUNS(n, groups, w, x_, s) LATENTD_ANY_LINEAR(linear_runs, n, groups, w, x_, s, true, 4)
 #define LATENTD_GATED(n, groups, w, x_)                                                 \
   extern "C" __global__ void __launch_bounds__(LATENTD_THREADS(n, groups, 1))           \
       gated_n##n##_g##groups##_w##w##_x##x_##_s1(LATENTD_IN, int height, LATENTD_OUT) { \
     run(LinearCta<n, groups, w, x_, 1, true>(&weight, &x, height, LATENTD_ARGS));       \
   }
-#define LATENTD_TAKES_TURNS(name, n, groups, stages, gated, teams)                                       \
+#define LATENTD_TAKES_TURNS(name, n, groups, stages, gated, teams, run_)                                 \
   extern "C" __global__ void __launch_bounds__(128 * groups + (teams > 1 ? 128 : 32), teams > 1 ? 1 : 0) \
       name##_n##n##_g##groups##_w##stages(LATENTD_IN, LATENTD_STORED, LATENTD_OUT) {                     \
-    run(LinearTurns<n, groups, stages, gated, teams>(&weight, &x, &stored, LATENTD_ARGS));               \
+    run(LinearTurns<n, groups, stages, gated, teams, run_>(&weight, &x, &stored, LATENTD_ARGS));         \
   }
-#define LATENTD_LINEAR_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(linear_turns, n, groups, stages, false, 1)
-#define LATENTD_LINEAR_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(linear_teams, n, groups, stages, false, 2)
-#define LATENTD_GATED_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(gated_turns, n, groups, stages, true, 1)
-#define LATENTD_GATED_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(gated_teams, n, groups, stages, true, 2)
+#define LATENTD_LINEAR_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(linear_turns, n, groups, stages, false, 1, 1)
+#define LATENTD_LINEAR_TURNS_RUNS(n, groups, stages) \
+  LATENTD_TAKES_TURNS(linear_turns_runs, n, groups, stages, false, 1, 2)
+#define LATENTD_LINEAR_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(linear_teams, n, groups, stages, false, 2, 1)
+#define LATENTD_GATED_TURNS(n, groups, stages) LATENTD_TAKES_TURNS(gated_turns, n, groups, stages, true, 1, 1)
+#define LATENTD_GATED_TEAMS(n, groups, stages) LATENTD_TAKES_TURNS(gated_teams, n, groups, stages, true, 2, 1)
 
 // kernel linear_n*: out = W x by warpgroup products; n batch rows and g panels of `height` weight rows a CTA, rings of
 //   w and x blocks of 64 k, s segments of K a CTA.
@@ -62,6 +65,13 @@ extern __shared__ char smem[];
 // rounds: as linear_n
 // launch: as linear_n
 
+// kernel linear_runs_n*: linear_late_n with stages of four blocks of 64 k.
+// shapes: weight (num_features a multiple of 8, `height` too) as a tensor map in boxes of height / 8 groups of 8 rows
+// by
+//   4 blocks, group by group, x in boxes of n rows by 4 blocks, block by block; else as linear_n
+// rounds: as linear_n
+// launch: as linear_n
+
 // kernel gated_n*: silu(W_gate x) * (W_up x) by warpgroup products, g panels of `height` features a CTA.
 // shapes: weight [2 * num_features, k] bf16, gate rows first, in boxes of `height` rows (a multiple of 4, at most 32)
 //   by 64 columns; else as linear_n
@@ -75,6 +85,12 @@ extern __shared__ char smem[];
 // rounds: as linear_n with S = 1
 // launch: grid (ceil(rows / n), equal shares of the weights), 128 g + 32 threads, of teams 128 g + 128, dynamic shared
 //   memory as in linear_plan.py
+
+// kernel linear_turns_runs_n*: linear_turns_n with stages of two blocks of 64 k.
+// shapes: weight (num_features a multiple of 8) as a tensor map in boxes of 2 groups of 8 rows by 2 blocks, group by
+//   group, x in boxes of n rows by 2 blocks, block by block; else as linear_turns_n
+// rounds: as linear_n with S = 1
+// launch: as linear_turns_n
 
 // kernel gated_turns_n*, gated_teams_n*: gated_n by CTAs that take one tile after the other, of teams two at a time.
 // shapes: as gated_n with weight in boxes of 8 gate rows and the 8 up rows of the same features, four times, by 64
@@ -127,9 +143,9 @@ LATENTD_LINEAR(128, 3, 6, 4, 1)
 LATENTD_LINEAR(128, 4, 5, 3, 1)
 LATENTD_LINEAR(256, 1, 6, 4, 2)
 LATENTD_LINEAR_LATE(8, 2, 6, 6, 1)
-LATENTD_LINEAR_LATE(16, 1, 10, 10, 2)
-LATENTD_LINEAR_LATE(32, 1, 12, 12, 2)
 LATENTD_LINEAR_LATE(64, 1, 12, 12, 2)
+LATENTD_LINEAR_RUNS(16, 1, 4, 4, 2)
+LATENTD_LINEAR_RUNS(32, 1, 4, 4, 2)
 LATENTD_GATED(8, 1, 7, 7)
 LATENTD_GATED(16, 1, 7, 7)
 LATENTD_GATED(32, 1, 5, 5)
@@ -142,6 +158,9 @@ LATENTD_GATED(128, 5, 4, 4)
 LATENTD_LINEAR_TURNS(96, 3, 5)
 LATENTD_LINEAR_TURNS(128, 2, 6)
 LATENTD_LINEAR_TURNS(128, 3, 5)
+LATENTD_LINEAR_TURNS_RUNS(16, 1, 10)
+LATENTD_LINEAR_TURNS_RUNS(32, 2, 5)
+LATENTD_LINEAR_TURNS_RUNS(64, 2, 4)
 LATENTD_GATED_TURNS(128, 4, 4)
 LATENTD_LINEAR_TEAMS(128, 4, 6)
 LATENTD_GATED_TEAMS(128, 4, 6)

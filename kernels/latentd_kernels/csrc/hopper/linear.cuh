@@ -11,6 +11,10 @@
 // A CTA: kGroups warpgroups of 64 features each, and one warp whose first thread copies. Weights and activations come
 // in blocks of 64 k into two rings (weights may run further ahead: before pdl_wait() their ring is filled, as they are
 // constants); a block is released once per block, for both rings.
+//
+// A stage of the rings may hold a run of several blocks. Weights then come as groups of eight rows, of each all of the
+// run's columns, which lie together in memory: they are read faster than when the same rows are asked for again at the
+// next block. Groups are a run apart in shared memory.
 #pragma once
 #include "linear_parts.cuh"
 
@@ -25,7 +29,8 @@ constexpr int copying_threads(int rows, int groups, int segments) {
 // kLate: the next kernel may start only when the last block of this one is on its way. Where a kernel leaves room for
 // the next one's CTAs, these would else hold SMs for as long as this one runs, and after a few such launches the CTAs
 // that load at the same time are no longer spread over the card.
-template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated, bool kLate = false>
+template <int kRows, int kGroups, int kStagesW, int kStagesX, int kSegments, bool kGated, bool kLate = false,
+          int kRun = 1>
 struct LinearCta {
   static_assert(kStagesW >= kStagesX && (!kGated || kSegments == 1), "no such CTA");
   static constexpr int kFeatures = 64 * kGroups;           // weight rows
@@ -45,7 +50,9 @@ struct LinearCta {
   static constexpr bool kParks = kSegments > 1 && kRows > 128;  // the registers do not hold two sums
   static constexpr int kHeld = kParks ? kAccumulators / 2 : kAccumulators;
   static constexpr int kParkedBytes = (kAccumulators - kHeld) * kConsumers * 4;
-  static constexpr int kBytesW = kGroups * kPanelBytes, kBytesX = kRows * 128;
+  static_assert(kRun == 1 || (kCopyingWarp && !kGated && kStagesX > 1), "no such CTA");
+  static constexpr int kBlockBytesX = kRows * 128;
+  static constexpr int kBytesW = kRun * kGroups * kPanelBytes, kBytesX = kRun * kBlockBytesX;
   static constexpr int kRingBytes = kStagesW * kBytesW + kStagesX * kBytesX;
   static constexpr int kPanelRows = kGated ? 16 : 8;  // whose fours the threads of a warpgroup store at once
   static constexpr int kTurns = kRows / kPanelRows;   // stores of a thread without a cluster
@@ -64,7 +71,7 @@ struct LinearCta {
   uint32_t full_w, full_x, empty, received;  // barriers
   uint32_t w, x, parked, receive;            // rings, sums that wait, and where those of the cluster arrive
   int ctas, rank;                            // that share a tile's segments; this one's number
-  int first_row, num_rows, first_feature, first_block, num_blocks;
+  int first_row, num_rows, first_feature, first_block, num_blocks, num_runs;
   bool receive_in_ring;  // behind this CTA's own sums: costs one more cluster barrier
   int slice;             // features of the tile whose sums this CTA completes and stores
 
@@ -94,25 +101,35 @@ struct LinearCta {
     first_feature = blockIdx.z * kGroups * height;
     first_block = block_of(rank * kSegments);
     num_blocks = block_of((rank + 1) * kSegments) - first_block;
+    num_runs = (num_blocks + kRun - 1) / kRun;
   }
   // Where a segment begins. The number of segments is a power of two.
   LATENTD_DEVICE int block_of(int segment) const { return (k_blocks * segment) >> (31 - __clz(ctas * kSegments)); }
 
   // ---- The copying thread -------------------------------------------------------------------------------------
 
-  LATENTD_DEVICE void load_w(int block, int stage) const {
+  LATENTD_DEVICE void load_w(int run, int stage) const {
     const uint64_t policy = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
-    barrier_expect(full_w + 8 * stage, kGroups * (kGated ? 2 : 1) * height * 128);
+    barrier_expect(full_w + 8 * stage, kRun * kGroups * (kGated ? 2 : 1) * height * 128);
 #pragma unroll
     for (int g = 0; g < kGroups; g++) {
-      load_panel<kGated>(w + stage * kBytesW + g * kPanelBytes, weight_map, (first_block + block) * 64,
-                         first_feature + g * height, num_features, full_w + 8 * stage, policy);
+      const uint32_t to = w + stage * kBytesW + g * kRun * kPanelBytes;
+      const int feature = first_feature + g * height, block = first_block + run * kRun;
+      if constexpr (kRun > 1) {
+        tensor_load_keep(to, weight_map, 0, 0, block, feature / 8, full_w + 8 * stage, policy);
+      } else {
+        load_panel<kGated>(to, weight_map, block * 64, feature, num_features, full_w + 8 * stage, policy);
+      }
     }
   }
-  LATENTD_DEVICE void load_x(int block, int stage) const {
-    const int k = (first_block + block) * 64;
+  LATENTD_DEVICE void load_x(int run, int stage) const {
+    const int block = first_block + run * kRun;
     barrier_expect(full_x + 8 * stage, kBytesX);
-    tensor_load_keep(x + stage * kBytesX, x_map, k, first_row, full_x + 8 * stage, kEvictLast);
+    if constexpr (kRun > 1) {
+      tensor_load_keep(x + stage * kBytesX, x_map, 0, first_row, block, 0, full_x + 8 * stage, kEvictLast);
+    } else {
+      tensor_load_keep(x + stage * kBytesX, x_map, block * 64, first_row, full_x + 8 * stage, kEvictLast);
+    }
   }
   // Before the CTA's first __syncthreads: barriers, and the weights that fill their ring.
   LATENTD_DEVICE void start_copies() const {
@@ -124,17 +141,17 @@ struct LinearCta {
     }
     barrier_init(received, 1);
     barrier_init_fence();
-    for (int i = 0; i < kStagesW && i < num_blocks; i++) load_w(i, i);
+    for (int i = 0; i < kStagesW && i < num_runs; i++) load_w(i, i);
     barrier_expect(received, num_rows * 4 * (kSendRegisters ? slice * ctas : pitch() * (ctas - 1)));
   }
   LATENTD_DEVICE void copy_blocks() const {
-    for (int i = 0; i < kStagesX && i < num_blocks; i++) load_x(i, i);
+    for (int i = 0; i < kStagesX && i < num_runs; i++) load_x(i, i);
     int stage = 0, parity = 0, stage_w = 0;
-    for (int i = kStagesX; i < num_blocks; i++) {  // once block i - kStagesX is released, its two places are free
+    for (int i = kStagesX; i < num_runs; i++) {  // once run i - kStagesX is released, its two places are free
       barrier_wait(empty + 8 * stage, parity);
       load_x(i, stage);
       const int next_w = i - kStagesX + kStagesW;
-      if (next_w < num_blocks) load_w(next_w, stage_w);
+      if (next_w < num_runs) load_w(next_w, stage_w);
       if (++stage_w == kStagesW) stage_w = 0;
       if (++stage == kStagesX) stage = 0, parity ^= 1;
     }
@@ -188,20 +205,28 @@ struct LinearCta {
     for (int s = 0; s < kSegments; s++) {
       const int begin = block, end = block_of(rank * kSegments + s + 1) - first_block;
       for (; block < end; block++) {
-        barrier_wait(full_w + 8 * stage_w, parity_w);
-        barrier_wait(full_x + 8 * stage_x, parity_x);
-        const uint32_t a = wgmma_operand(w + stage_w * kBytesW + group * kPanelBytes);
-        const uint32_t b = wgmma_operand(x + stage_x * kBytesX);
+        const int in_run = block % kRun;
+        if (in_run == 0) {
+          barrier_wait(full_w + 8 * stage_w, parity_w);
+          barrier_wait(full_x + 8 * stage_x, parity_x);
+        }
+        const uint32_t panel = w + stage_w * kBytesW + group * kRun * kPanelBytes;
+        const uint32_t a = wgmma_operand(panel + in_run * kGroupBytes);
+        const uint32_t b = wgmma_operand(x + stage_x * kBytesX + in_run * kBlockBytesX);
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; j++) wgmma<kRows>(acc, a + j * kStepK, b + j * kStepK, j > 0 || block > begin);
+        for (int j = 0; j < 4; j++) {
+          wgmma<kRows, kMajorK, kMajorK, kRun * kGroupBytes>(acc, a + j * kStepK, b + j * kStepK,
+                                                             j > 0 || block > begin);
+        }
         wgmma_commit();
-        wgmma_wait<1>();  // the block before this one is done: its places are free
-        if (previous >= 0) release(previous);
+        wgmma_wait<1>();  // the block before this one is done: the places of a run that it ends are free
+        if (in_run == 0 && previous >= 0) release(previous);
         if constexpr (kRows >= 128 && !kGated) {
           if (block == num_blocks - kOldAhead) fetch_old();
         }
         if constexpr (!kCopyingWarp) refill(block - 1, previous, parity_x ^ (stage_x == 0));
+        if (in_run < kRun - 1) continue;
         previous = stage_x;
         if (++stage_x == kStagesX) stage_x = 0, parity_x ^= 1;
         if (kStagesW == kStagesX) {

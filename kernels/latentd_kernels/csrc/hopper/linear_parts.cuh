@@ -5,6 +5,7 @@
 
 constexpr int kConsumerBarrier = 1;    // named barrier of the multiplying warpgroups
 constexpr int kPanelBytes = 64 * 128;  // of 64 weight rows and 64 k
+constexpr int kGroupBytes = 8 * 128;   // of eight of them
 
 enum OutKind { kOutBf16 = 0, kOutF32 = 1, kOutAccumulate = 2 };  // dense.py passes these
 

@@ -4,15 +4,19 @@
 //
 // The warpgroups may be two teams that take every other tile each: one multiplies while the other stores.
 //
+// A stage of the rings may hold a run of several blocks of k, whose weights come as groups of eight rows (linear.cuh),
+// two groups, a unit, in a copy.
+//
 // A panel of 64 features that are all there goes to the copy engine, 16 batch rows at a time; all else, and what is
 // added to, goes from registers to memory. In a gated product two warpgroups share a panel, each with 32 of its
 // features: eight gate rows, then the eight up rows of the same features, so that a thread holds the sums of both.
 #pragma once
 #include "linear_parts.cuh"
 
-template <int kRows, int kGroups, int kStages, bool kGated, int kTeams = 1>
+template <int kRows, int kGroups, int kStages, bool kGated, int kTeams = 1, int kRun = 1>
 struct LinearTurns {
   static_assert(kRows % 16 == 0 && kGroups % (kTeams * (kGated ? 2 : 1)) == 0, "no such CTA");
+  static_assert(kRun == 1 || (kTeams == 1 && !kGated), "no such CTA");
   static constexpr int kSharing = kGated ? 2 : 1;  // warpgroups that share a panel
   static constexpr int kTeamGroups = kGroups / kTeams;
   static constexpr int kPanels = kTeamGroups / kSharing, kPanelFeatures = 64;  // of a tile
@@ -25,14 +29,15 @@ struct LinearTurns {
   static constexpr int kTakes = 112, kGives = 24;  // registers a thread has then
   static_assert(!kDealsRegisters || has_registers(kConsumers, kTakes, 128, kGives), "more than there are");
   static constexpr int kAccumulators = kRows / 2;
-  static constexpr int kBytesW = kTeamGroups * kPanelBytes, kBytesX = kRows * 128;
+  static constexpr int kBlockBytesX = kRows * 128, kUnitBytes = kRun * 2 * kGroupBytes;
+  static constexpr int kBytesW = kRun * kTeamGroups * kPanelBytes, kBytesX = kRun * kBlockBytesX;
   static constexpr int kGroupBarrier = kConsumerBarrier + kGroups;     // named barriers of a warpgroup each
   static constexpr int kPassRows = 16;                                 // batch rows that are stored together
   static constexpr int kBuffers = 4 * kSharing;                        // of a panel, used in turn
   static constexpr int kBufferBytes = kPassRows * kPanelFeatures * 2;  // half as many f32; swizzled for the copy engine
   static constexpr int kStoreBytes = kBuffers * kBufferBytes;
 
-  // A block of 64 k of the tile that is taken as number `turn`.
+  // A run of kRun blocks of 64 k, from `block` on, of the tile that is taken as number `turn`.
   struct Place {
     int turn, block;
   };
@@ -74,14 +79,26 @@ struct LinearTurns {
     const int tile = turn + first_tile;
     return units.first + (tile < tiles ? tile : tile - tiles) * kTileUnits;
   }
+  LATENTD_DEVICE int num_runs() const { return (k_blocks + kRun - 1) / kRun; }  // of a tile
   LATENTD_DEVICE bool is_tile(const Place& at) const { return at.turn < tiles; }
   LATENTD_DEVICE void advance(Place& at) const {
-    if (++at.block == k_blocks) at.block = 0, at.turn++;
+    if ((at.block += kRun) >= k_blocks) at.block = 0, at.turn++;
   }
 
   // ---- The copying thread -------------------------------------------------------------------------------------
 
+  LATENTD_DEVICE void load_run(const Place& at, int stage) const {
+    const uint32_t barrier = full_w + 8 * stage, dst = w + stage * kBytesW;
+    const int unit = unit_of(at.turn), num = min(units.end - unit, kTileUnits);
+    const uint64_t policy = gridDim.x == 1 ? kEvictFirst : kEvictNormal;
+    barrier_expect(barrier, num * kUnitBytes);
+#pragma unroll
+    for (int i = 0; i < kTileUnits; i++) {
+      if (i < num) tensor_load_keep(dst + i * kUnitBytes, weight_map, 0, 0, at.block, (unit + i) * 2, barrier, policy);
+    }
+  }
   LATENTD_DEVICE void load_w(const Place& at, int stage) const {
+    if constexpr (kRun > 1) return load_run(at, stage);
     const uint32_t barrier = full_w + 8 * stage, dst = w + stage * kBytesW;
     const int unit = unit_of(at.turn), rest = (units.end - unit + kGroupUnits - 1) / kGroupUnits;
     const uint64_t policy = gridDim.x == 1 ? kEvictFirst : kEvictNormal;
@@ -99,7 +116,11 @@ struct LinearTurns {
   }
   LATENTD_DEVICE void load_x(const Place& at, int stage) const {
     barrier_expect(full_x + 8 * stage, kBytesX);
-    tensor_load_keep(x + stage * kBytesX, x_map, at.block * 64, first_row, full_x + 8 * stage, kEvictLast);
+    if constexpr (kRun > 1) {
+      tensor_load_keep(x + stage * kBytesX, x_map, 0, first_row, at.block, 0, full_x + 8 * stage, kEvictLast);
+    } else {
+      tensor_load_keep(x + stage * kBytesX, x_map, at.block * 64, first_row, full_x + 8 * stage, kEvictLast);
+    }
   }
   // Before the CTA's first __syncthreads: barriers, and the weights that fill their ring.
   LATENTD_DEVICE void start_copies() const {
@@ -146,18 +167,25 @@ struct LinearTurns {
     if (is_first()) barrier_arrive(empty + 8 * stage);
   }
   LATENTD_DEVICE void multiply(float (&acc)[kAccumulators], Stage& at) const {
-    const uint32_t panel = w + (threadIdx.x >> 7) % kTeamGroups * kPanelBytes;
+    const uint32_t panel = w + (threadIdx.x >> 7) % kTeamGroups * kRun * kPanelBytes;
     int previous = -1;
     for (int block = 0; block < k_blocks; block++) {
-      barrier_wait(full_w + 8 * at.number, at.parity);
-      barrier_wait(full_x + 8 * at.number, at.parity);
-      const uint32_t a = wgmma_operand(panel + at.number * kBytesW), b = wgmma_operand(x + at.number * kBytesX);
+      const int in_run = block % kRun;
+      if (in_run == 0) {
+        barrier_wait(full_w + 8 * at.number, at.parity);
+        barrier_wait(full_x + 8 * at.number, at.parity);
+      }
+      const uint32_t a = wgmma_operand(panel + at.number * kBytesW + in_run * kGroupBytes);
+      const uint32_t b = wgmma_operand(x + at.number * kBytesX + in_run * kBlockBytesX);
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 4; j++) wgmma<kRows>(acc, a + j * kStepK, b + j * kStepK, j > 0 || block > 0);
+      for (int j = 0; j < 4; j++) {
+        wgmma<kRows, kMajorK, kMajorK, kRun * kGroupBytes>(acc, a + j * kStepK, b + j * kStepK, j > 0 || block > 0);
+      }
       wgmma_commit();
-      wgmma_wait<1>();  // the block before this one is done: its stage is free
-      if (previous >= 0) release(previous);
+      wgmma_wait<1>();  // the block before this one is done: the stage of a run that it ends is free
+      if (in_run == 0 && previous >= 0) release(previous);
+      if (in_run < kRun - 1 && block < k_blocks - 1) continue;
       previous = at.number;
       at.advance();
     }
@@ -168,13 +196,13 @@ struct LinearTurns {
   // A tile that ends before this panel. One thread waits: the others would not keep up with the barriers.
   LATENTD_DEVICE void pass_by(Stage& at) const {
     if (is_first()) {
-      for (int block = 0; block < k_blocks; block++, at.advance()) {
+      for (int block = 0; block < k_blocks; block += kRun, at.advance()) {
         barrier_wait(full_w + 8 * at.number, at.parity);
         barrier_wait(full_x + 8 * at.number, at.parity);
         barrier_arrive(empty + 8 * at.number);
       }
     } else {
-      at.advance(k_blocks);
+      at.advance(num_runs());
     }
     named_sync(kGroupBarrier + (threadIdx.x >> 7), 128);
     end_turn();
@@ -287,9 +315,9 @@ struct LinearTurns {
   LATENTD_DEVICE void consume() const {
     float acc[kAccumulators];
     Stage stage;
-    stage.advance(team() * k_blocks);
+    stage.advance(team() * num_runs());
     const int group = (threadIdx.x >> 7) % kTeamGroups;
-    for (int turn = team(); turn < tiles; turn += kTeams, stage.advance((kTeams - 1) * k_blocks)) {
+    for (int turn = team(); turn < tiles; turn += kTeams, stage.advance((kTeams - 1) * num_runs())) {
       const int unit = unit_of(turn) + group * kGroupUnits;
       start_turn(turn);
       if (unit >= units.end) {

@@ -63,33 +63,35 @@ LATENTD_DEVICE void wgmma_wait() {
 #define LATENTD_D56(i) LATENTD_D48(i), LATENTD_D8(i + 48)
 #define LATENTD_D64(i) LATENTD_D32(i), LATENTD_D32(i + 32)
 #define LATENTD_D128(i) LATENTD_D64(i), LATENTD_D64(i + 64)
-// The four numbers are those of the inputs a, b, accumulate and the majors of A and B behind `regs` accumulators.
-#define LATENTD_WGMMA(n, regs, in_a, in_b, in_c, in_ma, in_mb)                                  \
-  asm volatile("{.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #in_c                      \
-               ", 0;\n"                                                                         \
-               "mov.b64 da, {%" #in_a ", 0x40000040};\nmov.b64 db, {%" #in_b                    \
-               ", 0x40000040};\n"                                                               \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LATENTD_REGS_##regs \
-               "}, da, db, p, 1, 1"                                                             \
-               ", %" #in_ma ", %" #in_mb ";}"                                                   \
-               : LATENTD_D##regs(0)                                                             \
-               : "r"(a), "r"(b), "r"(accumulate), "n"(static_cast<int>(kMajorA)), "n"(static_cast<int>(kMajorB)))
+// The five numbers are those of the inputs a, b, accumulate, the majors of A and B and the upper half of A's descriptor
+// behind `regs` accumulators.
+#define LATENTD_WGMMA(n, regs, in_a, in_b, in_c, in_ma, in_mb, in_upper)                                          \
+  asm volatile("{.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #in_c                                        \
+               ", 0;\n"                                                                                           \
+               "mov.b64 da, {%" #in_a ", %" #in_upper "};\nmov.b64 db, {%" #in_b                                  \
+               ", 0x40000040};\n"                                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LATENTD_REGS_##regs                   \
+               "}, da, db, p, 1, 1"                                                                               \
+               ", %" #in_ma ", %" #in_mb ";}"                                                                     \
+               : LATENTD_D##regs(0)                                                                               \
+               : "r"(a), "r"(b), "r"(accumulate), "n"(static_cast<int>(kMajorA)), "n"(static_cast<int>(kMajorB)), \
+                 "n"(0x40000000 | kGroupBytesA >> 4))
 
 // One k16 step, D (+)= A B; D is overwritten where `accumulate` is 0. Thread t of the warpgroup holds, for j < N / 8,
 // d[4 j + {0, 1}] at row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4) + {0, 1}, and d[4 j + {2, 3}] eight rows
-// below. Ends when wgmma_wait says so.
-template <int kN, Major kMajorA = kMajorK, Major kMajorB = kMajorK>
+// below. Ends when wgmma_wait says so. kGroupBytesA: from one group of eight rows of A to the next.
+template <int kN, Major kMajorA = kMajorK, Major kMajorB = kMajorK, int kGroupBytesA = 1024>
 LATENTD_DEVICE void wgmma(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumulate = 1) {
-  if constexpr (kN == 8) LATENTD_WGMMA(8, 4, 4, 5, 6, 7, 8);
-  if constexpr (kN == 16) LATENTD_WGMMA(16, 8, 8, 9, 10, 11, 12);
-  if constexpr (kN == 24) LATENTD_WGMMA(24, 12, 12, 13, 14, 15, 16);
-  if constexpr (kN == 32) LATENTD_WGMMA(32, 16, 16, 17, 18, 19, 20);
-  if constexpr (kN == 48) LATENTD_WGMMA(48, 24, 24, 25, 26, 27, 28);
-  if constexpr (kN == 64) LATENTD_WGMMA(64, 32, 32, 33, 34, 35, 36);
-  if constexpr (kN == 96) LATENTD_WGMMA(96, 48, 48, 49, 50, 51, 52);
-  if constexpr (kN == 112) LATENTD_WGMMA(112, 56, 56, 57, 58, 59, 60);
-  if constexpr (kN == 128) LATENTD_WGMMA(128, 64, 64, 65, 66, 67, 68);
-  if constexpr (kN == 256) LATENTD_WGMMA(256, 128, 128, 129, 130, 131, 132);
+  if constexpr (kN == 8) LATENTD_WGMMA(8, 4, 4, 5, 6, 7, 8, 9);
+  if constexpr (kN == 16) LATENTD_WGMMA(16, 8, 8, 9, 10, 11, 12, 13);
+  if constexpr (kN == 24) LATENTD_WGMMA(24, 12, 12, 13, 14, 15, 16, 17);
+  if constexpr (kN == 32) LATENTD_WGMMA(32, 16, 16, 17, 18, 19, 20, 21);
+  if constexpr (kN == 48) LATENTD_WGMMA(48, 24, 24, 25, 26, 27, 28, 29);
+  if constexpr (kN == 64) LATENTD_WGMMA(64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (kN == 96) LATENTD_WGMMA(96, 48, 48, 49, 50, 51, 52, 53);
+  if constexpr (kN == 112) LATENTD_WGMMA(112, 56, 56, 57, 58, 59, 60, 61);
+  if constexpr (kN == 128) LATENTD_WGMMA(128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (kN == 256) LATENTD_WGMMA(256, 128, 128, 129, 130, 131, 132, 133);
   static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 96 || kN == 112 ||
                     kN == 128 || kN == 256,
                 "no product of that width is written out here");
