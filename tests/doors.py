@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+
+from processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +20,10 @@ def door_before(endpoint: str, *flags: str, **more: Any) -> Iterator[str]:
     """A door to the daemon of an endpoint, until the block is left; its base URL. Keyword arguments
     are for Popen."""
     command = [sys.executable, "-m", "latentd_openai", "--endpoint", endpoint, "--port", "0"]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
-    with subprocess.Popen([*command, *flags], env=environ, stdout=pipe, text=True, **more) as door:
+    with subprocess.Popen(
+        [*command, *flags], env=environment(), stdout=pipe, text=True, **more
+    ) as door:
         assert door.stdout is not None
         line = door.stdout.readline()
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import fault_clients
 from latentd.commands.child import Child
 from latentd_client import Client
+from processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ class FaultClient:
     def __init__(self, kind: str, endpoint: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "fault_clients.py"), kind, endpoint],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

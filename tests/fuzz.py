@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 import attacks
 from latentd.commands.child import Child
+from process_figures import grown
 from siege import Raid, Siege
 from timed_streams import READY_S, source
 from victims import Victim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from process_figures import Figures
 
 ATTACKS: Final = (*attacks.DATA, *attacks.CONTROL)
 ENDLESS: Final = 1 << 60
@@ -88,7 +87,7 @@ def besiege(siege: Siege, pid: int, messages: int, seconds: float) -> list[str]:
     print(f"the daemon before: {before}; after: {after}")
     victim.close()
     siege.close()
-    return [*leaks(before, after), *slowed(raids, max(quiet.p99_us, burnt.p99_us))]
+    return [*grown(before, after, GROWTH_KB), *slowed(raids, max(quiet.p99_us, burnt.p99_us))]
 
 
 def slowed(raids: Sequence[Raid], quiet_us: float) -> list[str]:
@@ -99,17 +98,6 @@ def slowed(raids: Sequence[Raid], quiet_us: float) -> list[str]:
         for raid in raids
         if raid.name not in attacks.WORKING and raid.p99_us > OVER_QUIET * quiet_us
     ]
-
-
-def leaks(before: Figures, after: Figures, growth_kb: int = GROWTH_KB) -> list[str]:
-    """What has not come back; resident memory may grow by `growth_kb`."""
-    misses = []
-    if after.rss_kb - before.rss_kb > growth_kb:
-        misses.append(f"{after.rss_kb - before.rss_kb} KB more")
-    for name in ("descriptors", "threads"):
-        if getattr(after, name) > getattr(before, name):
-            misses.append(f"{name}: {getattr(before, name)} before, {getattr(after, name)} after")
-    return misses
 
 
 if __name__ == "__main__":

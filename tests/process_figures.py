@@ -21,6 +21,17 @@ class Figures:
         return f"{rss_mb:.1f} MB, {self.descriptors} descriptors, {self.threads} threads"
 
 
+def grown(before: Figures, after: Figures, growth_kb: float) -> list[str]:
+    """What a process holds more of: memory only beyond `growth_kb`."""
+    misses = []
+    if after.rss_kb - before.rss_kb > growth_kb:
+        misses.append(f"{after.rss_kb - before.rss_kb} KB more")
+    for name in ("descriptors", "threads"):
+        if (more := getattr(after, name) - getattr(before, name)) > 0:
+            misses.append(f"{more} more {name}")
+    return misses
+
+
 def figures(pid: int) -> Figures:
     """Of a process now. Raises OSError when there is none."""
     folder = Path(f"/proc/{pid}")

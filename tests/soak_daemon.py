@@ -13,6 +13,7 @@ idle daemon takes IDLE of a processor, or when a text had other bits.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -24,8 +25,9 @@ import numpy as np
 
 from latentd.commands.child import Child
 from latentd_client import Client, Control
+from latentd_client.protocol import control_endpoint
 from loading import differing, load, show
-from process_figures import Figures, figures
+from process_figures import Figures, figures, grown
 from timed_streams import MODELS, READY_S, prompt, source
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def main() -> None:
 def soak(daemon: Child, clients: int, seconds: float, idle_s: float) -> list[str]:
     """The clients' time and the time after it; what is wrong."""
     looks: list[Look] = []
-    with Control(daemon.endpoint.removesuffix(".sock") + ".ctl") as control:
+    with Control(control_endpoint(daemon.endpoint)) as control:
 
         def look() -> None:
             looks.append(Look(control.stats()["steps"], figures(daemon.process.pid)))
@@ -81,7 +83,7 @@ def soak(daemon: Child, clients: int, seconds: float, idle_s: float) -> list[str
         works = load(daemon.endpoint, clients, seconds, max(0.2, seconds / LOOKS), look)
     show(works)
     warm = looks[int(len(looks) * WARM_UP) :]
-    misses = [*grown(warm), *differing(works)]
+    misses = [*grows(warm), *differing(works)]
     share = idle_share(daemon, idle_s)
     print(f"idle for {idle_s:g} s with a client and a slot: {share * 100:.2f} % of a processor")
     return misses + [f"idle: {share * 100:.2f} % of a processor"] * (share >= IDLE)
@@ -95,7 +97,7 @@ def touch_all_pages(endpoint: str) -> None:
             slot.close()
 
 
-def grown(looks: Sequence[Look]) -> list[str]:
+def grows(looks: Sequence[Look]) -> list[str]:
     """What the daemon holds more and more of. Memory is judged by the line through all looks."""
     first, last = looks[0], looks[-1]
     steps = last.steps - first.steps
@@ -107,10 +109,7 @@ def grown(looks: Sequence[Look]) -> list[str]:
     print(f"\nin {steps} steps after the warm-up: {first.held}, then {last.held}")
     print(f"resident memory {', '.join(tenths)} MB: {growth_kb:+.0f} KB in {per} steps")
     misses = [f"{growth_kb:.0f} KB in {per} steps"] * (growth_kb >= GROWTH_KB)
-    for name in ("descriptors", "threads"):
-        if (more := getattr(last.held, name) - getattr(first.held, name)) > 0:
-            misses.append(f"{more} more {name}")
-    return misses
+    return [*misses, *grown(first.held, last.held, math.inf)]
 
 
 def idle_share(daemon: Child, seconds: float) -> float:

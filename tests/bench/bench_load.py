@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentd.commands.child import Child
 from latentd_client import Control
+from latentd_client.protocol import control_endpoint
 from load_clients import Work
 from loading import differing, load, show
-from process_figures import Figures, figures
+from process_figures import Figures, figures, grown
 from timed_streams import MODELS, READY_S, source
 from watching import scrape, screen
 
@@ -94,16 +95,12 @@ def left(daemon: Child, early: Figures) -> list[str]:
     """What has not come back; `early` is with all clients there, and warm."""
     late = figures(daemon.process.pid)
     print(f"at the end: {late}; gpu {gpu()}")
-    with Control(daemon.endpoint.removesuffix(".sock") + ".ctl") as control:
+    with Control(control_endpoint(daemon.endpoint)) as control:
         stats = control.stats()
     counts = {name: stats[name] for name in ("slots_used", "kv_pages_used", "failed", "refused")}
     print(f"afterwards: {counts}, server {stats['server']}")
     misses = [f"{name}: {count}" for name, count in counts.items() if count]
-    if late.rss_kb - early.rss_kb > GROWTH_KB:
-        misses.append(f"{late.rss_kb - early.rss_kb} KB more")
-    if late.descriptors > early.descriptors or late.threads > early.threads:
-        misses.append(f"more descriptors or threads: {early}, then {late}")
-    return misses
+    return [*misses, *grown(early, late, GROWTH_KB)]
 
 
 def gpu() -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from latentd.__main__ import main
+from processes import environment
 
 NO_TORCH = """
 import sys
@@ -24,10 +25,9 @@ sys.exit(main(sys.argv[1:]))
 def run(
     *args: str, start: tuple[str, ...] = ("-m", "latentd"), **variables: str
 ) -> tuple[int, str, str]:
-    environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
     done = subprocess.run(
         [sys.executable, *start, *args],
-        env=environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables,
+        env=environment(**variables),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -254,8 +254,8 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
 
 
 def shell(command: str) -> tuple[int, str, str]:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        command, shell=True, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
+        command,
+        env=environment(), shell=True, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

@@ -18,7 +18,7 @@ from latentd.commands.child import Child
 from latentd.demo import model_dir
 from latentd_client import Client, Control, CurveKeys, RequestRejected, protocol
 from latentd_client.keys import write_pair
-from processes import latentd
+from processes import environment, latentd
 
 pytest.importorskip("torch")
 
@@ -278,9 +278,8 @@ def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Pa
         "child.wait_ready(120, lambda status: None); print('ready', flush=True); time.sleep(600)"
     )
     flags = ("--weights", "random", "--config", str(tiny), "--max-slots", "1", "--device", "cpu")
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", script, str(tmp_path), *flags]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline() == "ready\n"

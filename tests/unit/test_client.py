@@ -24,6 +24,7 @@ from latentd_client import (
     RequestRejected,
     Sampling,
 )
+from processes import environment
 from serving import Running, serving
 
 Connect = Callable[..., Any]
@@ -559,8 +560,7 @@ def killable(endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
         "engine = FakeEngine(); engine.fake.wait = lambda: time.sleep(60)\n"
         f"with serving({endpoint!r}, engine): print('up', flush=True); time.sleep(60)"
     )
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=-1)
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=-1)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     yield process

@@ -1,6 +1,5 @@
 """The examples, run as a user runs them, against a daemon on the demo model."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import pytest
 
 from latentd import demo
 from latentd.commands.child import Child
+from processes import environment
 
 pytest.importorskip("torch")
 EXAMPLES = sorted((Path(__file__).parents[2] / "client/examples").glob("*.py"))
@@ -25,23 +25,19 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs(path: Path, endpoint: str) -> None:
-    environ = os.environ | {
-        "LATENTD_ENDPOINT": endpoint,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
     done = subprocess.run(
         [sys.executable, str(path)],
-        env=environ, capture_output=True, text=True, timeout=120, check=False,
+        env=environment(LATENTD_ENDPOINT=endpoint), capture_output=True, text=True, timeout=120,
+        check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
 
 
 def test_the_demo_prints_text_and_latencies() -> None:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-m", "latentd", "demo", "--device", "cpu", "--max-steps", "60"],
-        env=environ, capture_output=True, text=True, timeout=170, check=False,
+        env=environment(), capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     for part in (

@@ -16,6 +16,7 @@ from latentd.options import ServerOptions
 from latentd.preflight import check_endpoints
 from latentd.server import Server
 from latentd_client import Client
+from processes import environment
 from serving import Running
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ def take(
 
     return subprocess.run(
         [sys.executable, "-c", TAKE, str(int(other_pid))],
-        env=os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b",
-        },
+        env=environment(LISTEN_FDS="2", LISTEN_FDNAMES="a:b"),
         preexec_fn=place, close_fds=False, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
 

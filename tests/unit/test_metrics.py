@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -35,7 +34,7 @@ from latentd.engine_stats import EngineStats
 from latentd.histogram import BOUNDS_S, Histogram
 from latentd_client import Client, Control, RequestRejected
 from latentd_client.fields import MAX_TRACED
-from processes import latentd
+from processes import environment, latentd
 from serving import Peer, seat, serving
 
 if TYPE_CHECKING:
@@ -225,9 +224,8 @@ def test_a_daemon_that_does_not_answer_is_down_and_nothing_else_is_told() -> Non
 def serving_metrics(endpoint: str, listen: str) -> Iterator[str]:
     """The command as a process of its own; its address. It ends at SIGTERM."""
     arguments = ("metrics", "--listen", listen, "--endpoint", endpoint, "--timeout-s", "30")
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "latentd", *arguments]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             yield child.stdout.readline().split()[-1]

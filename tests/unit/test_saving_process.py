@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from gates import wait_until
 from latentd.commands.child import Child
 from latentd.snapshot_files import MANIFEST, PAGES
 from latentd_client import Client, Control, Sampling
-from processes import latentd
+from processes import environment, latentd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,9 +158,8 @@ sys.exit(daemon.run(EngineOptions(Path("/x")), ServerOptions(endpoint=sys.argv[1
 
 @pytest.mark.parametrize("how", ["signal", "drain"])
 def test_the_second_signal_ends_the_saving_and_leaves_no_part_of_it(folder: Path, how: str) -> None:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", SLOW, f"ipc://{folder}/d", str(folder / "saved")]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
         wait_until(lambda: (folder / "d").exists() or process.poll() is not None)
         client = Client(f"ipc://{folder}/d")
         client.open(PROMPT)

@@ -1,6 +1,5 @@
 """The serving process over a fake engine: a device fault, and what the service manager hears."""
 
-import os
 import resource
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from latentd.notify import Notifier
 from latentd.options import LifeOptions
 from latentd_client import Client, LatentdError
+from processes import environment
 
 pytest.importorskip("torch")
 
@@ -85,11 +85,7 @@ class Manager:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
         self.socket.settimeout(60)
-        environ = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "NOTIFY_SOCKET": str(folder / "notify"),
-            "WATCHDOG_USEC": "600000",
-        }
+        environ = environment(NOTIFY_SOCKET=str(folder / "notify"), WATCHDOG_USEC="600000")
         command = [sys.executable, "-c", script, self.endpoint]
         self.process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
 
@@ -159,9 +155,8 @@ def test_sigterm_while_loading_ends_cleanly_whatever_it_interrupts(
 
 def test_a_server_begins_with_what_a_reload_has_changed_while_loading(tmp_path: Path) -> None:
     script = SERVE.replace("\ndaemon =", RELOADED).replace("LifeOptions, No", "lambda: fresh, No")
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", script, f"ipc://{tmp_path}/latentd.sock"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "7.0 54321\n"
 
 

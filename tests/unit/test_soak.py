@@ -1,6 +1,5 @@
 """A short `make soak`, and what a soak does not miss."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from process_figures import Figures
-from soak_daemon import GROWTH_KB, Look, grown
+from processes import environment
+from soak_daemon import GROWTH_KB, Look, grows
 
 SOAK = Path(__file__).parents[1] / "soak_daemon.py"
 
 
 def test_a_daemon_keeps_its_memory_and_its_rest_under_clients() -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(SOAK), "--seconds", "6", "--idle", "3"]
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=180, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "misses: none" in done.stdout
@@ -36,4 +35,4 @@ def test_a_daemon_keeps_its_memory_and_its_rest_under_clients() -> None:
 def test_what_grows_is_named(last: Figures, misses: int) -> None:
     first = Figures(1000, 5, 3, 0.0)
     looks = [Look(0, first), Look(200_000, first), Look(400_000, last)]
-    assert len(grown(looks)) == misses
+    assert len(grows(looks)) == misses

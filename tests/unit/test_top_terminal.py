@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lives import Lives
+from processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,8 +43,7 @@ class Terminal:
     def __init__(self, columns: int, *args: str) -> None:
         self._master, slave = pty.openpty()
         self.resize(columns)
-        environ = {key: text for key, text in os.environ.items() if not key.startswith("LATENTD_")}
-        environ |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "xterm"}
+        environ = environment(TERM="xterm")
         environ.pop("COLUMNS", None)
         environ.pop("LINES", None)
         self.process = subprocess.Popen(
