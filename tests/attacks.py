@@ -55,37 +55,40 @@ class Pace:
 
 def mutate(path: str, draw: random.Random, pace: Pace) -> None:
     """Nearly right messages of a session with a slot; what is right among them is done."""
-    while _mutate(path, draw, pace, is_foreign=False):
-        pass
+    goes_on = True
+    while goes_on:
+        peer = RawPeer(path)
+        session: str = peer.ask(id=0, op="hello", versions=[1, 1])["session"]
+        opened = {"op": "open", "session": session, "key": "first", "prompt": [1, 2, 3]}
+        peer.send([protocol.encode({"v": 1, "id": 1, **opened})])
+        goes_on = _mutate(peer, session, draw, pace)
+        peer.send([protocol.encode({"v": 1, "id": 2, "op": "close", "session": session})])
+        peer.settle()
+        peer.close()
 
 
 def mutate_foreign(path: str, draw: random.Random, pace: Pace) -> None:
     """Nearly right messages of nobody's session."""
-    while _mutate(path, draw, pace, is_foreign=True):
-        pass
-
-
-def _mutate(path: str, draw: random.Random, pace: Pace, is_foreign: bool) -> bool:
-    """Those of one session; whether there is time for another. Raises Silence for a message
-    without a reply."""
-    peer = RawPeer(path)
-    session: str = peer.ask(id=0, op="hello", versions=[1, 1])["session"]
-    seat = {"slot": 0, "epoch": 0, "pos": 3}
-    peer.send([protocol.encode({"v": 1, "id": 1, "op": "open", "session": session,
-                                "key": "first", "prompt": [1, 2, 3]})])  # fmt: skip
     goes_on = True
+    while goes_on:
+        peer = RawPeer(path)
+        goes_on = _mutate(peer, "0123456789abcdef" * 3, draw, pace)
+        peer.settle()
+        peer.close()
+
+
+def _mutate(peer: RawPeer, session: str, draw: random.Random, pace: Pace) -> bool:
+    """Messages of one connection; whether there is time for another. Raises Silence for one
+    without a reply."""
+    seat = {"slot": 0, "epoch": 0, "pos": 3}
     for _ in range(SESSION_MESSAGES // BATCH):
-        named = session[::-1] if is_foreign else session
-        rights = [draw.choice(requests(named, seat, peer.sent + i)) for i in range(BATCH)]
+        rights = [draw.choice(requests(session, seat, peer.sent + i)) for i in range(BATCH)]
         replies = peer.send([mutated(right, draw) for right in rights])
         for reply in (*replies, *peer.receive(0.0)):
             _follow(seat, reply)
-        if not (goes_on := pace.goes_on(BATCH)):
-            break
-    peer.send([protocol.encode({"v": 1, "id": 2, "op": "close", "session": session})])
-    peer.settle()
-    peer.close()
-    return goes_on
+        if not pace.goes_on(BATCH):
+            return False
+    return True
 
 
 def _follow(seat: dict[str, int], reply: dict[str, Any]) -> None:
