@@ -75,8 +75,9 @@ def end_leases(work: Work) -> None:
     lost, ended = work.sessions.overdue(work.now)
     for session in lost:
         work.stop_streams(session)
+    if ended:
+        log.info("silent beyond lease and grace, slots are freed: %d sessions", len(ended))
     for session in ended:
-        log.info("a session was silent beyond lease and grace: its slots are freed")
         work.end_session(session)
     work.sessions.forget_old(work.now)
 

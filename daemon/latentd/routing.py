@@ -39,6 +39,9 @@ class Router(Protocol):
     def receive(self) -> Message | None:
         """The next message that is there, or None."""
 
+    def rest(self, peer: bytes, seconds: float) -> None:
+        """Receive nothing of a peer for so long, or until `sleep`, as far as that can be done."""
+
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """Send a message, or nothing of it, without waiting. FULL is only for routers that cannot
         keep a peer from asking more."""

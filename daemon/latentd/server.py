@@ -43,6 +43,10 @@ TAKE_S = 0.005
 SPARE_SHARE = 0.25
 """Of the last launch's time: what may be spent in front of the next one on messages that give the
 engine nothing to do, and on new connections. With nothing in flight nobody waits for them."""
+REST_S = 0.001
+"""How long a peer is not read whose messages have used that up."""
+DECODING_S = 0.01
+"""From the last launch until nobody is taken to decode any more."""
 TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
@@ -86,6 +90,7 @@ class Server:
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
         self._spare_s = TAKE_S
+        self._decoding_until = 0.0
         self._tick_at = 0.0
         self._leases_at = 0.0
         self._retry_at = 0.0
@@ -193,6 +198,8 @@ class Server:
             now = time.monotonic()
             if len(work.runs) == num_runs:
                 spare_s -= now - begin
+                if spare_s < 0 and now < self._decoding_until:
+                    listener.router.rest(message[0], REST_S)
             if work.took_piece or now > until or spare_s < 0:
                 work.took_piece = False
                 if self._engine.has_work:
@@ -205,8 +212,9 @@ class Server:
         engine.launch()
         gather.launched(work)
         events = engine.finish()
-        spare_s = min(TAKE_S, SPARE_SHARE * (time.monotonic() - started))
-        self._spare_s = listener.router.spare_s = spare_s
+        ended = time.monotonic()
+        self._decoding_until = ended + DECODING_S
+        self._spare_s = listener.router.spare_s = min(TAKE_S, SPARE_SHARE * (ended - started))
         if not gather.has_steps and engine.has_work:  # who has come by now is in the next launch
             work.now = time.monotonic()
             self._take(listener, FEW_MESSAGES)

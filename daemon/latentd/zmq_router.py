@@ -93,6 +93,9 @@ class ZmqRouter:
                 del self._known[next(iter(self._known))]
         return peer
 
+    def rest(self, peer: bytes, seconds: float) -> None:
+        """See Router.rest: libzmq takes the peers in turn."""
+
     def try_send(self, peer: bytes, frames: Frames) -> Sent:
         """See Router.try_send."""
         if len(frames) > 1 or len(frames[0]) >= LARGE_BYTES:

@@ -59,6 +59,14 @@ class Crowd:
         for sock in self._door.take(len(self.by_name), spare_s):
             self._welcome(sock)
 
+    def close_door(self) -> None:
+        """Let connections wait."""
+        self._door.pause()
+
+    def open_door(self) -> None:
+        """Look at connections that wait."""
+        self._door.resume()
+
     def _welcome(self, sock: socket.socket) -> None:
         self._num_accepted += 1
         name = self._num_accepted.to_bytes(8, "big")  # never the same again
@@ -75,7 +83,7 @@ class Crowd:
 
     def note(self, peer: ZmtpPeer) -> None:
         """Watch a peer for what it needs now, and note what it holds; who holds too much goes."""
-        mask = (0 if peer.is_paused else IN) | (OUT if peer.has_queue else 0)
+        mask = (0 if peer.is_paused or peer.is_resting else IN) | (OUT if peer.has_queue else 0)
         if mask != peer.mask:
             peer.mask = mask
             self.epoll.modify(peer.socket, mask)

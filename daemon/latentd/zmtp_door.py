@@ -78,6 +78,16 @@ class Door:
         self._epoll.modify(self._socket, 0)
         self._crowd.warn("clients have to wait: %s", why)
 
+    def pause(self) -> None:
+        """Take no connection until `resume`."""
+        if not self.is_shut:
+            self._epoll.modify(self._socket, 0)
+
+    def resume(self) -> None:
+        """Take connections again, unless it is shut."""
+        if not self.is_shut:
+            self._epoll.modify(self._socket, select.EPOLLIN)
+
     def open(self) -> None:
         """Take connections again."""
         self.is_shut = False

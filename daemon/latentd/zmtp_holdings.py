@@ -78,13 +78,13 @@ class Holdings:
 
     def tick(self, now: float) -> list[ZmtpPeer]:
         """Let time pass; the peers whose unfinished messages do not go on. One that is not read
-        (`is_paused`) cannot help it."""
+        (`is_paused`, `is_resting`) cannot help it."""
         passed_s = 0.0 if self._ticked_at is None else min(MAX_TICK_S, now - self._ticked_at)
         self._ticked_at = now
         self.now += passed_s
         late = []
         for peer, holding in self._by_peer.items():
-            if not holding.unfinished or peer.is_paused:
+            if not holding.unfinished or peer.is_paused or peer.is_resting:
                 holding.waits_s = 0.0
                 continue
             holding.waits_s += passed_s

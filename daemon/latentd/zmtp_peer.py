@@ -27,8 +27,8 @@ READY: Final = zmtp.ready(b"ROUTER")
 class ZmtpPeer:
     """The daemon's end of a connection. `is_lost`: it broke, or said what it must not (`fault`);
     whoever sees that closes it. `is_busy` says that its next message may be there already,
-    `is_paused` that it is not read, as it `is_full`, and `is_bulky` that it is in the middle of a
-    long message (the owner sets both)."""
+    `is_paused` that it is not read, as it `is_full`, `is_resting` the same for a moment, and
+    `is_bulky` that it is in the middle of a long message (the owner sets these)."""
 
     def __init__(
         self, sock: socket.socket, name: bytes, reader: zmtp.FrameReader, came_at: float
@@ -42,6 +42,7 @@ class ZmtpPeer:
         self.is_lost = False
         self.is_busy = False
         self.is_paused = False
+        self.is_resting = False
         self.is_bulky = False
         self.was_plain = False  # the last read was one whole message and nothing else
         self.fault = ""

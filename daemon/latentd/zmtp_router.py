@@ -11,6 +11,7 @@ and when descriptors run short those give way who have no session (`Crowd`).
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from latentd.access import Access
 from latentd.credentials import UNKNOWN
 from latentd.routing import SPARE_S, Message, Sent
 from latentd.zmtp_crowd import IN, OUT, Crowd
+from latentd.zmtp_rests import FRAMES_S, Rests
 from latentd_client import protocol
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class ZmtpRouter:
         self._wakee: socket.socket | None = None
         self._busy: dict[ZmtpPeer, None] = {}  # their next messages may be here
         self._bulk: dict[ZmtpPeer, None] = {}  # more of their long messages is here
+        self._rests = Rests(crowd)
         self._ready: deque[Message] = deque()
         self._chunk = bytearray(min(CHUNK_BYTES, max_frame_bytes))
 
@@ -74,6 +77,8 @@ class ZmtpRouter:
 
     def _gather(self) -> None:
         """One message of every peer that has one."""
+        if self._rests.are_there:
+            self._end_rests(time.monotonic())
         if self._busy:
             busy, self._busy = self._busy, {}
             for peer in busy:
@@ -114,6 +119,9 @@ class ZmtpRouter:
             self._ready.append((peer.name, message, peer.count))
             if peer.was_plain:
                 return  # nearly always
+        elif peer.is_busy and not peer.is_lost:
+            self.rest(peer.name, FRAMES_S)
+            return
         self._settle(peer)
 
     def _settle(self, peer: ZmtpPeer) -> None:
@@ -123,13 +131,28 @@ class ZmtpRouter:
             return
         peer.is_paused = peer.is_full
         peer.is_bulky = not peer.is_busy and peer.unfinished >= len(self._chunk)
-        if peer.is_busy and not peer.is_paused:
+        if peer.is_busy and not peer.is_paused and not peer.is_resting:
             self._busy[peer] = None
         self._crowd.note(peer)
+
+    def rest(self, peer: bytes, seconds: float) -> None:
+        """See Router.rest."""
+        tired = self._peers.get(peer)
+        if tired is not None and not tired.is_lost:
+            self._rests.begin(tired, seconds)
+            self._busy.pop(tired, None)
+            self._settle(tired)
+
+    def _end_rests(self, now: float) -> None:
+        """Read those again whose rest is over."""
+        for peer in self._rests.end(now):
+            if peer.name in self._peers:
+                self._settle(peer)
 
     def _other_event(self, fd: int) -> None:
         if self._crowd.is_door(fd):
             self._crowd.let_in(self.spare_s)
+            self._rests.close_door()
         elif self._wakee is not None and fd == self._wakee.fileno():
             self._wakee.recv(4096)
 
@@ -168,6 +191,8 @@ class ZmtpRouter:
     def sleep(self, timeout_ms: int) -> None:
         """See Router.sleep. A message that was read before, of a peer that reads its replies again,
         brings no event of its own."""
+        if self._rests.are_there:
+            self._end_rests(math.inf)
         if not self._events and not self._busy:
             self._events = self._poll(timeout_ms / 1000)
 

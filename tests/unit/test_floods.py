@@ -1,8 +1,10 @@
 """What a flood does not keep the engine from: messages, frames, connections, control requests."""
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,10 +12,11 @@ import pytest
 from fakes import FakeEngine
 from latentd import server, zmtp_peer
 from latentd.zmtp_router import ZmtpRouter
-from latentd_client import Client, zmtp
+from latentd_client import Client, protocol, zmtp
 from latentd_client.zmtp import MORE, command, frame
+from raw_peers import RawPeer
 from serving import Peer, serving
-from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES, num_descriptors, run, shaken
+from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES, greeted, num_descriptors, run, run_awake, shaken
 
 TOKENS, PINGS = 300, 200
 
@@ -58,15 +61,37 @@ def test_with_nothing_in_flight_a_turn_answers_as_many_as_there_are(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SPARE_SHARE", 0.0)
-    with serving(endpoint) as running, Client(endpoint) as client, Peer(endpoint) as peer:
+    with serving(endpoint) as running, Client(endpoint) as client:
         client.open([1, 2, 3]).step()
+        time.sleep(2 * server.DECODING_S)
         take = mock.Mock(side_effect=running.server._take)
         monkeypatch.setattr(running.server, "_take", take)
-        for _ in range(PINGS):
+        peer = RawPeer(endpoint.removeprefix("ipc://"))
+        peer.send([protocol.encode({"v": 1, "id": i, "op": "ping"}) for i in range(PINGS)])
+        peer.settle()
+        peer.close()
+        assert take.call_count < PINGS // 4
+
+
+def test_who_floods_while_somebody_decodes_rests_and_who_steps_does_not(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SPARE_SHARE", 0.0)
+    with serving(endpoint) as running, Client(endpoint) as client, Peer(endpoint) as peer:
+        slot = client.open([1, 2, 3])
+        slot.step()
+        router: Any = running.server._listener.router  # type: ignore[union-attr]
+        rest = mock.Mock(wraps=router.rest)
+        monkeypatch.setattr(router, "rest", rest)
+        for _ in range(50):
             peer.send("ping")
-        for _ in range(PINGS):
+            slot.step()
+        for _ in range(50):
             assert peer.receive()[0]["status"] == "ok"
-        assert take.call_count < PINGS
+        stepping = running.server._work.sessions.peers()
+        resting = {call.args[0] for call in rest.call_args_list}
+        assert len(stepping) == len(resting) == 1
+        assert resting.isdisjoint(stepping)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +106,12 @@ def test_many_tiny_frames_in_one_read_are_looked_at_a_few_a_turn(
     flood.sendall(tiny * count + frame(b"end"))
     peer.sendall(frame(b"step"))
     assert [frames for _, frames, _ in run(router, 2)] == [[b"step"]]
-    reader = next(iter(router._busy))._reader
+    reader = next(iter(router._rests._until))._reader
     before = len(reader._unread) - reader._at
-    assert not run(router, 1)
+    assert not run_awake(router, 1)
     after = len(reader._unread) - reader._at
     assert 0 < before - after <= zmtp_peer.TURN_FRAMES * len(tiny)
-    ((_, _, num_frames),) = run(router, count)
+    ((_, _, num_frames),) = run_awake(router, count)
     assert num_frames == (count + 1 if tiny == frame(b"", MORE) else 1)
     for sock in (flood, peer):
         sock.close()
@@ -100,6 +125,26 @@ def test_a_reader_says_when_it_has_not_looked_at_all() -> None:
     assert (reader.next(3), reader.is_cut) == (None, False)
 
 
+def test_a_peer_that_rests_is_read_when_its_time_is_over_or_when_nobody_else_is_there(
+    path: Path, router: ZmtpRouter
+) -> None:
+    sock, name = greeted(path, router)
+    router.rest(name, 0.05)
+    sock.sendall(frame(b"one") + frame(b"two"))
+    assert not run(router, 3)
+    time.sleep(0.06)
+    assert [frames for _, frames, _ in run(router, 2)] == [[b"one"], [b"two"]]
+    router.rest(name, 60.0)
+    sock.sendall(frame(b"three"))
+    assert not router.look()
+    assert [frames for _, frames, _ in run_awake(router, 1)] == [[b"three"]]
+    router.rest(name, 0.01)
+    sock.close()
+    run_awake(router, 2)
+    assert not router._peers
+    assert not router._rests.are_there
+
+
 def test_connections_are_taken_as_long_as_there_is_time(path: Path, router: ZmtpRouter) -> None:
     crowd = [socket.socket(socket.AF_UNIX) for _ in range(10)]
     for sock in crowd:
@@ -109,7 +154,9 @@ def test_connections_are_taken_as_long_as_there_is_time(path: Path, router: Zmtp
     router.receive()
     assert num_descriptors() - before == 1
     router.spare_s = 1.0
-    router.receive()
+    assert not run(router, 2)
+    assert num_descriptors() - before == 1  # they wait for a moment
+    run_awake(router, 1)
     assert num_descriptors() - before == 10
     for sock in crowd:
         sock.close()

@@ -33,6 +33,7 @@ from wire_peers import (
     num_descriptors,
     pass_time,
     run,
+    run_awake,
     shaken,
 )
 
@@ -268,7 +269,7 @@ def test_a_flood_of_connections_does_not_keep_a_step_waiting(
     assert [frames for _, frames, _ in run(router, 2)] == [[b"step"]]
     for sock in crowd:  # who came later is served all the same
         sock.sendall(GREETING + DEALER_READY + frame(b"ping"))
-    pings = run(router, len(crowd) * 4)
+    pings = run_awake(router, len(crowd) * 4)
     assert [frames for _, frames, _ in pings] == [[b"ping"]] * len(crowd)
     for sock in (peer, *crowd):
         sock.close()
@@ -308,7 +309,7 @@ def test_what_costs_the_daemon_time_without_a_message_ends_the_connection(
 ) -> None:
     bad = shaken(path, router)
     bad.sendall(data)
-    assert not run(router, 2 * zmtp.MAX_MESSAGE_FRAMES // TURN_FRAMES)
+    assert not run_awake(router, 2 * zmtp.MAX_MESSAGE_FRAMES // TURN_FRAMES)
     assert is_closed(bad)
     bad.close()
 
