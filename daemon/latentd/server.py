@@ -89,6 +89,7 @@ class Server:
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
+        self._is_asked = False  # to drain, by somebody on the control socket
         self._spare_s = TAKE_S
         self._decoding_until = 0.0
         self._tick_at = 0.0
@@ -288,6 +289,7 @@ class Server:
     def _drain(self, drain_s: float | None, save_to: Path | None) -> None:
         if save_to is not None:
             self.save_to = save_to
+        self._is_asked = True
         self.stop(self.drain_s if drain_s is None else drain_s)
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -310,7 +312,7 @@ class Server:
         """Let the last replies leave, then take everything down."""
         listener.release()
         self._engine.on_long_wait(lambda: None)
-        if len(self._work.sessions):
+        if len(self._work.sessions) or self._is_asked:  # who has asked wants the answer
             self._say_last_words(listener, LAST_WORDS_S)
         if self._control is not None:
             self._control.stop()

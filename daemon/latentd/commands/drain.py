@@ -3,7 +3,6 @@ has left."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import time
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     from latentd_client import Control
 
+ANSWER_S = 5.0
+"""Longest wait for the answer of a daemon on another machine."""
 LOOK_S = 1.0
 """Between two looks at a daemon on another machine, and how long it may take to answer."""
 
@@ -64,17 +65,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _drain_remote(control: Control, args: argparse.Namespace) -> int:
     """The same of a daemon that may be on another machine, where nobody sees its process."""
-    control.drain(args.drain_s, args.save or "")
+    lost: DeadlineExceeded | None = None
+    control.timeout_s = min(args.timeout_s, ANSWER_S)
+    try:
+        control.drain(args.drain_s, args.save or "")
+    except DeadlineExceeded as error:  # who has nothing to do may be gone before his answer is here
+        lost = error
     args.timeout_s = LOOK_S
-    with contextlib.suppress(ConnectionLost, DeadlineExceeded):
-        while True:
-            with connect_control(args) as look:
-                look.health()
-            time.sleep(LOOK_S)
+    while (state := _state(args)) is not None:
+        if lost is not None and state == "ready":
+            raise lost
+        time.sleep(LOOK_S)
     print("the daemon does not answer any more: it has left, or has not long to go")
     if args.save is not None:
         print(f"whether it has saved itself at {args.save} is to be seen on its machine")
     return 0
+
+
+def _state(args: argparse.Namespace) -> str | None:
+    """What a daemon says of itself; None when it does not answer."""
+    try:
+        with connect_control(args) as look:
+            return str(look.health()["state"])
+    except (ConnectionLost, DeadlineExceeded):
+        return None
 
 
 def _identify(target: Path) -> tuple[int, int] | None:
