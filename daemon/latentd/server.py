@@ -13,12 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from latentd import housekeeping, requests
+from latentd import housekeeping
 from latentd.access import Access
 from latentd.completions import complete
 from latentd.control import ControlThread
 from latentd.figures import Figures, take_down
 from latentd.gather import Gather
+from latentd.intake import FEW_MESSAGES, Intake
 from latentd.listener import Listener
 from latentd.operations import DeviceFault
 from latentd.replies import Outbox
@@ -34,19 +35,6 @@ if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
     from latentd.options import ServerOptions
 
-MAX_MESSAGES = 256
-"""Messages taken in one turn, so that a flood does not keep the engine from running."""
-FEW_MESSAGES = 64
-"""The same in front of a launch that somebody's next token waits for."""
-TAKE_S = 0.005
-"""Time for messages in front of a launch: some take a thousand times as long as a step's."""
-SPARE_SHARE = 0.25
-"""Of the last launch's time: what may be spent in front of the next one on messages that give the
-engine nothing to do, and on new connections. With nothing in flight nobody waits for them."""
-REST_S = 0.001
-"""How long a peer is not read whose messages have used that up."""
-DECODING_S = 0.01
-"""From the last launch until nobody is taken to decode any more."""
 TICK_S = 0.05
 """Between two looks at deadlines while there is work."""
 IDLE_TICK_S = 0.25
@@ -90,8 +78,6 @@ class Server:
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
         self._is_asked = False  # to drain, by somebody on the control socket
-        self._spare_s = TAKE_S
-        self._decoding_until = 0.0
         self._tick_at = 0.0
         self._leases_at = 0.0
         self._retry_at = 0.0
@@ -121,6 +107,7 @@ class Server:
         self._work = Work(
             self._engine, options, sessions, self._outbox, self.access, self.control_endpoint
         )
+        self._intake = Intake(self._work, listener)
         figures = Figures(lambda: self._post(publish), take_down(self._work))
 
         def publish() -> None:
@@ -153,14 +140,14 @@ class Server:
         try:
             while True:
                 now = work.now = time.monotonic()
-                self._take(listener)
+                self._intake.take()
                 if now >= work.next_deadline:
                     housekeeping.drop_late(work)
                 if engine.has_work:
                     if self._gather.waits(engine, now):
                         listener.poll(self._gather.until)
                         continue
-                    self._run(engine, listener)
+                    self._run(engine)
                 if now >= self._tick_at or self._posts:
                     self._tick(now)
                 if now >= self._retry_at and (self._outbox.has_parked or work.undelivered):
@@ -175,50 +162,27 @@ class Server:
                     listener.wait(self._next_turn())
         except DeviceFault as fault:
             text = f"the device failed, the daemon ends and will be restarted: {fault}"
-            self._tell_failure(listener, "device_fault", "device_fault", text)
+            self._tell_failure("device_fault", "device_fault", text)
             raise
         except Exception:
             text = "the daemon has failed, ends and will be restarted; its log says why"
-            self._tell_failure(listener, "internal", "draining", text)
+            self._tell_failure("internal", "draining", text)
             raise
         finally:
             self._outbox.flush()
             self._close(listener)
 
-    def _take(self, listener: Listener, most: int = MAX_MESSAGES) -> None:
-        """Take the messages that are ready and admit each. While somebody decodes, for a short
-        time, at most one that moves pages, and few that give the engine nothing to do."""
-        work, now = self._work, time.monotonic()
-        until, spare_s = now + TAKE_S, self._spare_s
-        for _ in range(most):
-            message = listener.receive()
-            if message is None:
-                return
-            num_runs, begin = len(work.runs), now
-            requests.handle(work, *message)
-            now = time.monotonic()
-            if len(work.runs) == num_runs:
-                spare_s -= now - begin
-                if spare_s < 0 and now < self._decoding_until:
-                    listener.router.rest(message[0], REST_S)
-            if work.took_piece or now > until or spare_s < 0:
-                work.took_piece = False
-                if self._engine.has_work:
-                    return
-
-    def _run(self, engine: EngineProtocol, listener: Listener) -> None:
+    def _run(self, engine: EngineProtocol) -> None:
         """One launch, and its replies."""
         work, gather = self._work, self._gather
         started = time.monotonic()
         engine.launch()
         gather.launched(work)
         events = engine.finish()
-        ended = time.monotonic()
-        self._decoding_until = ended + DECODING_S
-        self._spare_s = listener.router.spare_s = min(TAKE_S, SPARE_SHARE * (ended - started))
+        self._intake.launched(started, time.monotonic())
         if not gather.has_steps and engine.has_work:  # who has come by now is in the next launch
             work.now = time.monotonic()
-            self._take(listener, FEW_MESSAGES)
+            self._intake.take(FEW_MESSAGES)
             engine.launch()
         complete(work, events)
         gather.answered(started, time.monotonic())
@@ -265,13 +229,13 @@ class Server:
         housekeeping.end_runs(work)
         return True
 
-    def _tell_failure(self, listener: Listener, code: str, later: str, text: str) -> None:
+    def _tell_failure(self, code: str, later: str, text: str) -> None:
         """Answer everybody who waits with `code`, and with `later` who asks in the time that there
         is for it: whose request has not run may well make it elsewhere."""
         self._set_state("fault")
         self._work.fault = later, text
         housekeeping.refuse_all(self._work, RequestRejected(code, text))
-        self._say_last_words(listener, FAULT_WORDS_S)
+        self._intake.say_last_words(FAULT_WORDS_S)
 
     def _set_state(self, state: str) -> None:
         """What health tells from now on."""
@@ -298,22 +262,12 @@ class Server:
         if self._listener is not None:
             self._listener.wake()
 
-    def _say_last_words(self, listener: Listener, seconds: float) -> None:
-        """Tell those who still ask why they are refused: a client in the middle of its steps asks
-        again at once."""
-        until = time.monotonic() + seconds
-        self._work.is_draining = True
-        while time.monotonic() < until:
-            with contextlib.suppress(Exception):  # nothing shall keep it from its end
-                self._take(listener)
-            listener.wait(until)
-
     def _close(self, listener: Listener) -> None:
         """Let the last replies leave, then take everything down."""
         listener.release()
         self._engine.on_long_wait(lambda: None)
         if len(self._work.sessions) or self._is_asked:  # who has asked wants the answer
-            self._say_last_words(listener, LAST_WORDS_S)
+            self._intake.say_last_words(LAST_WORDS_S)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from fakes import FakeEngine
-from latentd import server, zmtp_peer
+from latentd import intake, zmtp_peer
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import Client, protocol, zmtp
 from latentd_client.zmtp import MORE, command, frame
@@ -37,7 +37,7 @@ def router(path: Path) -> Iterator[ZmtpRouter]:
 def test_while_somebody_decodes_a_turn_answers_few_who_give_the_engine_nothing_to_do(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SPARE_SHARE", 0.0)
+    monkeypatch.setattr(intake, "SPARE_SHARE", 0.0)
     engine = FakeEngine()
     with serving(endpoint, engine), Client(endpoint) as client, Peer(endpoint) as peer:
         slot = client.open([1, 2, 3])
@@ -60,12 +60,12 @@ def test_while_somebody_decodes_a_turn_answers_few_who_give_the_engine_nothing_t
 def test_with_nothing_in_flight_a_turn_answers_as_many_as_there_are(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SPARE_SHARE", 0.0)
+    monkeypatch.setattr(intake, "SPARE_SHARE", 0.0)
     with serving(endpoint) as running, Client(endpoint) as client:
         client.open([1, 2, 3]).step()
-        time.sleep(2 * server.DECODING_S)
-        take = mock.Mock(side_effect=running.server._take)
-        monkeypatch.setattr(running.server, "_take", take)
+        time.sleep(2 * intake.DECODING_S)
+        take = mock.Mock(side_effect=running.server._intake.take)
+        monkeypatch.setattr(running.server._intake, "take", take)
         peer = RawPeer(endpoint.removeprefix("ipc://"))
         peer.send([protocol.encode({"v": 1, "id": i, "op": "ping"}) for i in range(PINGS)])
         peer.settle()
@@ -76,7 +76,7 @@ def test_with_nothing_in_flight_a_turn_answers_as_many_as_there_are(
 def test_who_floods_while_somebody_decodes_rests_and_who_steps_does_not(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SPARE_SHARE", 0.0)
+    monkeypatch.setattr(intake, "SPARE_SHARE", 0.0)
     with serving(endpoint) as running, Client(endpoint) as client, Peer(endpoint) as peer:
         slot = client.open([1, 2, 3])
         slot.step()

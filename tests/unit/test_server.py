@@ -10,7 +10,7 @@ import zmq
 
 from fakes import FakeEngine
 from gates import Gate, wait_until
-from latentd import server
+from latentd import intake
 from latentd.endpoint import EndpointError
 from latentd.operations import DeviceFault
 from latentd.options import ServerOptions
@@ -465,7 +465,7 @@ def test_clients_in_the_middle_of_their_steps_are_told_that_the_daemon_drains(
 def test_heavy_requests_do_not_hold_a_launch_back_one_behind_the_other(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "TAKE_S", 0.0)  # each request takes longer than that
+    monkeypatch.setattr(intake, "TAKE_S", 0.0)  # each request takes longer than that
     engine = FakeEngine()
     gate = Gate(engine)
     with serving(endpoint, engine), Peer(endpoint) as peer:

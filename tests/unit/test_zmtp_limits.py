@@ -18,6 +18,7 @@ from fakes import FakeEngine
 from gates import Gate, wait_until
 from latentd import (
     control,
+    intake,
     parking,
     runs,
     zmq_router,
@@ -459,8 +460,10 @@ def test_thousands_of_requests_sent_before_the_first_reply_is_read_all_get_their
 
 
 def test_a_row_in_flight_is_waited_for_by_so_many_requests_and_others_are_busy(
-    endpoint: str,
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("TAKE_S", "SPARE_SHARE"):  # all of them come in front of one launch
+        monkeypatch.setattr(intake, name, 600.0)
     engine = FakeEngine()
     gate = Gate(engine)
     with serving(endpoint, engine), Peer(endpoint) as peer:
