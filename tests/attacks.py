@@ -107,8 +107,8 @@ def mutate_control(path: str, draw: random.Random, pace: Pace) -> None:
         header[draw.choice(("session", "request", "v", "id"))] = draw.choice((*JUNK, *INTS))
         with contextlib.suppress(OverflowError, ValueError):
             peer.send([[msgpack.packb(header)]])
-        if peer.sent % BATCH == 0:
-            peer.receive(0.0)
+        while peer.sent - peer.answered > BATCH:  # it rests, and gives others their turn
+            peer.receive(0.1)
         if not pace.goes_on():
             break
     peer.settle()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 1 << 12
 """Of a control request: its largest field is a session's token."""
-BURST_S, REST_S = 0.0002, 0.03
+BURST_S, REST_S = 0.0002, 0.01
 """How long the thread works without a pause, and then rests: it shares the interpreter with the
 engine, which a flood of requests would slow down."""
 TICK_S = 1.0

@@ -19,7 +19,7 @@ from siege import Siege
 from timed_streams import source
 from victims import Victim
 
-MESSAGES = {"mutate": 15_000, "mutate_foreign": 15_000, "mutate_control": 1000, "flood": 10_000}
+MESSAGES = {"mutate": 15_000, "mutate_foreign": 15_000, "mutate_control": 300, "flood": 10_000}
 SECONDS = {"garbage": 1.0, "come_and_go": 0.5, "heartbeats": 0.5}
 
 
