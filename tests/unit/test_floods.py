@@ -2,7 +2,6 @@
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,19 +18,6 @@ from serving import Peer, serving
 from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES, greeted, num_descriptors, run, run_awake, shaken
 
 TOKENS, PINGS = 300, 200
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s"
-
-
-@pytest.fixture
-def router(path: Path) -> Iterator[ZmtpRouter]:
-    router = ZmtpRouter(MAX_FRAME_BYTES, MAX_FRAMES)
-    router.bind(f"ipc://{path}")
-    yield router
-    router.close(0)
 
 
 def test_while_somebody_decodes_a_turn_answers_few_who_give_the_engine_nothing_to_do(
