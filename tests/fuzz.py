@@ -14,15 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attacks
+from judging import judged
 from latentd.commands.child import Child
 from process_figures import grown
 from siege import Raid, Siege
-from timed_streams import READY_S, source
 from victims import Victim
 
 if TYPE_CHECKING:
@@ -50,17 +48,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     flags = ["--device", args.device, "--lease-s", "2", "--grace-s", "1"]
-    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
-        with Child(Path(folder), [*source(args.model, Path(folder)), *flags]) as daemon:
-            daemon.wait_ready(READY_S, lambda status: None)
-            siege = Siege(daemon.endpoint, args.attackers, args.rate, args.seed)
-            misses = besiege(siege, daemon.process.pid, args.messages, args.seconds)
-            if (code := daemon.stop()) != 0:
-                misses.append(f"exit code {code}")
-        log = daemon.log.read_text(errors="replace")
-        if "Traceback" in log:
-            print(log[log.index("Traceback") :][:3000])
-            misses.append("an exception in the daemon's log")
+
+    def judge(daemon: Child) -> list[str]:
+        siege = Siege(daemon.endpoint, args.attackers, args.rate, args.seed)
+        return besiege(siege, daemon.process.pid, args.messages, args.seconds)
+
+    misses = judged(args.model, flags, judge)
     print("misses:", misses or "none")
     sys.exit(bool(misses))
 

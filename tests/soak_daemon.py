@@ -15,20 +15,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from judging import judged
 from latentd.commands.child import Child
 from latentd_client import Client, Control
 from latentd_client.protocol import control_endpoint
 from loading import differing, load, show
 from process_figures import Figures, figures, grown
-from timed_streams import MODELS, READY_S, prompt, source
+from timed_streams import MODELS, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,14 +58,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--idle", type=float, default=10.0)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
-        flags = [*source(args.model, Path(folder)), "--device", args.device, "--grace-s", "5"]
-        flags += ["--max-slots", str(MAX_SLOTS), "--max-ctx", str(MAX_CTX)]
-        with Child(Path(folder), flags) as daemon:
-            daemon.wait_ready(READY_S, lambda status: None)
-            misses = soak(daemon, args.clients, args.seconds, args.idle)
-            if (code := daemon.stop()) != 0:
-                misses.append(f"exit code {code}")
+    flags = ["--device", args.device, "--grace-s", "5"]
+    flags += ["--max-slots", str(MAX_SLOTS), "--max-ctx", str(MAX_CTX)]
+
+    def judge(daemon: Child) -> list[str]:
+        return soak(daemon, args.clients, args.seconds, args.idle)
+
+    misses = judged(args.model, flags, judge)
     print("misses:", misses or "none")
     sys.exit(bool(misses))
 

@@ -15,7 +15,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -24,13 +23,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from judging import judged
 from latentd.commands.child import Child
 from latentd_client import Control
 from latentd_client.protocol import control_endpoint
 from load_clients import Work
 from loading import differing, load, show
 from process_figures import Figures, figures, grown
-from timed_streams import MODELS, READY_S, source
+from timed_streams import MODELS
 from watching import scrape, screen
 
 GROWTH_KB: Final = 16384
@@ -48,13 +48,8 @@ def main() -> None:
     parser.add_argument("--screens", type=Path)
     args = parser.parse_args()
     print(f"{args.model}, {args.clients} clients, {args.seconds:g} s; gpu {gpu()}")
-    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
-        given = [*source(args.model, Path(folder)), "--device", args.device, "--max-slots", "128"]
-        with Child(Path(folder), [*given, "--max-ctx", "1024"]) as daemon:
-            daemon.wait_ready(READY_S, lambda status: None)
-            misses = run(daemon, args)
-            if (code := daemon.stop()) != 0:
-                misses.append(f"exit code {code}")
+    flags = ["--device", args.device, "--max-slots", "128", "--max-ctx", "1024"]
+    misses = judged(args.model, flags, lambda daemon: run(daemon, args))
     print("gpu, the daemon gone:", gpu())
     print("misses:", misses or "none")
     sys.exit(bool(misses))
