@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import zmq
@@ -196,11 +197,19 @@ def test_who_takes_the_routing_id_of_one_who_has_gone_is_not_taken_for_him(
         opened = owner.hello().open()
     with Named(guarded.server.control_endpoint, root, b"same") as admin:
         assert admin.ask("health")["status"] == "ok"
-    with Named(guarded.endpoint, alice, b"same") as thief:
-        thief.session = owner.session
-        assert thief.ask("step", **seat(opened))["status"] == "denied"
-    with Named(guarded.server.control_endpoint, alice, b"same") as user:
-        assert user.ask("drain")["status"] == "denied"
+    request = {"session": owner.session, **seat(opened)}
+    assert ask_as(guarded.endpoint, alice, "step", request)["status"] == "denied"
+    assert ask_as(guarded.server.control_endpoint, alice, "drain", {})["status"] == "denied"
+
+
+def ask_as(where: str, keys: CurveKeys, op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a client that takes the id of one who has gone: until libzmq has seen that one
+    go it ignores the next one."""
+    for _ in range(20):
+        with Named(where, keys, b"same") as peer, contextlib.suppress(zmq.Again):
+            peer.socket.setsockopt(zmq.RCVTIMEO, 500)
+            return peer.ask(op, **given)
+    raise AssertionError("no answer")
 
 
 def test_garbage_and_half_a_handshake_harm_nobody(guarded: Running, keys: Keys) -> None:
