@@ -107,7 +107,8 @@ def bias_arrays(bias: Bias) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     try:
         ids, values = (bias.keys(), bias.values()) if isinstance(bias, Mapping) else bias
         whole_ids = np.array([whole(token, "bias: a token") for token in ids], np.int32)
-        return whole_ids, np.array(list(values), np.float32)
+        with np.errstate(over="ignore"):  # too large is inf, which the daemon refuses by its id
+            return whole_ids, np.array(list(values), np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         text = f"bias is {bias!r:.60}, must map token ids to numbers: {error}"
         raise ProtocolError(text) from None

@@ -70,7 +70,7 @@ class Control:
 
     def drain(self, drain_s: float | None = None, save: str | os.PathLike[str] = "") -> None:
         """Ask the daemon to finish its running work and leave, within `drain_s` (its own default
-        otherwise). Only its own user and root may: RequestRejected("denied") for others.
+        otherwise). Only root, its own user and admins may: RequestRejected("denied") for others.
 
         With `save`, an absolute path on the daemon's machine, it writes all slots and sessions
         there before it leaves; a start with `--restore` goes on with them."""

@@ -68,8 +68,8 @@ class Setting:
             "pages": f"0, auto, or a number of pages up to {self.high}",
             "endpoint": "ipc:///absolute/path or tcp://host:port",
             "path": "a path of printable characters",
-            "users": "users by name or id, with commas between them",
-            "groups": "groups by name or id, with commas between them",
+            "users": "known users by name or id, with commas between them",
+            "groups": "known groups by name or id, with commas between them",
             "text": " or ".join(self.choices) or "a text of printable characters",
         }
         return texts[self.kind]

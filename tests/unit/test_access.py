@@ -343,5 +343,5 @@ def test_ids_and_names_make_lists_of_users_and_unknown_ones_are_refused() -> Non
     assert options.allow_users == frozenset((0, 1234))
     assert (options.admin_users, options.allow_groups) == (frozenset([7]), frozenset([0]))
     for bad in ("nosuchuser", "1,,2", "-1", "4294967295", " "):
-        with pytest.raises(ConfigError, match=r"allow_users = .*expected users by name or id"):
+        with pytest.raises(ConfigError, match=r"allow_users = .*expected known users by name"):
             read({"allow_users": bad}, {})

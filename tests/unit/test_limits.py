@@ -86,6 +86,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a bias that is no number": ({"bias": {1: float("nan")}}, "bias is nan for id 1"),
     "an infinite bias": ({"bias": {1: float("-inf")}}, "bias is -inf for id 1"),
     "a bias without bounds": ({"bias": {1: 1e31}}, "must be -1e"),
+    "a bias that float32 does not hold": ({"bias": {1: 1e39}}, "bias is inf for id 1"),
     "an id outside": ({"bias": {256: 1.0}}, "names id 256, must be 0 to 255"),
     "an id below": ({"bias": {-1: 1.0}}, "names id -1"),
     "an id twice": ({"bias": ([4, 4], [1.0, 1.0])}, "names an id twice"),
