@@ -55,6 +55,21 @@ def test_a_door_open_to_other_machines_needs_a_key() -> None:
     assert "--api-key-file" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "told"),
+    [
+        ("--port", "65536", "not a port of 0 to 65535"),
+        ("--port", "-1", "not a port"),
+        ("--timeout-s", "nan", "not a finite number above 0"),
+        ("--timeout-s", "soon", "not a finite number"),
+    ],
+)
+def test_a_flag_that_cannot_be_ends_it_for_good(flag: str, text: str, told: str) -> None:
+    done = latentd_openai(f"{flag}={text}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{flag}: {text!r} is {told}" in done.stderr
+
+
 def test_without_a_daemon_it_says_so_and_ends(endpoint: str) -> None:
     done = latentd_openai("--endpoint", endpoint, "--port", "0")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
