@@ -1,6 +1,6 @@
 """Mutated messages and garbage at a live daemon, beside a client that behaves; `make fuzz`.
 
-    python tests/fuzz.py [--messages 1000000] [--device auto] [--model demo] [--rate 4000]
+    python tests/fuzz.py [--messages 1000000] [--device auto] [--model tiny] [--rate 4000]
         [--attackers 2] [--seconds 10] [--seed 0]
 
 The client decodes one text again and again: each time it must have the same bits, and the slowest
@@ -21,6 +21,7 @@ from judging import judged
 from latentd.commands.child import Child
 from process_figures import grown
 from siege import Raid, Siege
+from timed_streams import MODELS, touch_all_pages
 from victims import Victim
 
 if TYPE_CHECKING:
@@ -41,15 +42,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="tiny", choices=MODELS)
     parser.add_argument("--rate", type=float, default=4000.0)
     parser.add_argument("--attackers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     flags = ["--device", args.device, "--lease-s", "2", "--grace-s", "1"]
+    flags += ["--max-slots", "16", "--max-ctx", "512"]
 
     def judge(daemon: Child) -> list[str]:
+        touch_all_pages(daemon.endpoint)
         siege = Siege(daemon.endpoint, args.attackers, args.rate, args.seed)
         return besiege(siege, daemon.process.pid, args.messages, args.seconds)
 

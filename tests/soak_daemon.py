@@ -27,7 +27,7 @@ from latentd_client import Client, Control
 from latentd_client.protocol import control_endpoint
 from loading import differing, load, show
 from process_figures import Figures, figures, grown
-from timed_streams import MODELS, prompt
+from timed_streams import MODELS, touch_all_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,14 +85,6 @@ def soak(daemon: Child, clients: int, seconds: float, idle_s: float) -> list[str
     share = idle_share(daemon, idle_s)
     print(f"idle for {idle_s:g} s with a client and a slot: {share * 100:.2f} % of a processor")
     return misses + [f"idle: {share * 100:.2f} % of a processor"] * (share >= IDLE)
-
-
-def touch_all_pages(endpoint: str) -> None:
-    """Have every page of the pool written once: on the cpu it takes no memory before."""
-    with Client(endpoint) as client:
-        slots = [client.open(prompt(1000 + i, MAX_CTX - 1)) for i in range(MAX_SLOTS)]
-        for slot in slots:
-            slot.close()
 
 
 def grows(looks: Sequence[Look]) -> list[str]:

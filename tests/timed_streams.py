@@ -15,12 +15,11 @@ import numpy as np
 from latentd import demo
 from latentd.commands.child import Child
 from latentd.model.published import DEEPSEEK_V2_LITE
+from latentd_client import Client
 from tiny import TINY_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from latentd_client import Client
 
 T = TypeVar("T")
 
@@ -59,6 +58,15 @@ def source(model: str, folder: Path) -> list[str]:
 def prompt(seed: int, length: int = CONTEXT) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Token ids from a seed; every model here has 256 at least."""
     return np.random.default_rng(seed).integers(1, 256, length).astype(np.int32)
+
+
+def touch_all_pages(endpoint: str) -> None:
+    """Have every page of the pool written once: on the cpu it takes no memory before."""
+    with Client(endpoint) as client:
+        longest = client.info.max_ctx - 1
+        slots = [client.open(prompt(1000 + i, longest)) for i in range(client.info.max_slots)]
+        for slot in slots:
+            slot.close()
 
 
 def stream(
