@@ -15,7 +15,10 @@ from wire_vectors import SESSION
 
 TABLE = json.loads(protocol_files.TABLE.read_text())
 VECTORS = json.loads(protocol_files.VECTORS.read_text())
-OK = ["hello", "open", "fork", "step", "step", "stream", "credit", "resume", "step", "open"]
+OK = [
+    "hello", "open", "fork", "step", "step", "stream", "credit", "resume", "step", "open",
+    "truncate", "cancel", "close",
+]  # fmt: skip
 """Operations of the page's requests, in its order, that a daemon of 512 tokens runs."""
 REFUSED = [
     ("open", "invalid"),  # another prompt under the key of the first one

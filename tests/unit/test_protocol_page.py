@@ -63,6 +63,9 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         begun = peer.ask("adopt", [tokens], key="d", begin={**begin, "tokens": {"raw": 0}})
         taken = peer.ask("adopt", [pages, checksums], key="d", put=put)
         adopted = peer.ask("adopt", key="d", commit=True)
+        cut = peer.ask("truncate", **{**at, "pos": 10}, to=4)
+        cancelled = peer.ask("cancel", request=5)
+        closed = peer.ask("close", slot=opened["slot"], epoch=opened["epoch"])
         empty = peer.ask("open", key="e", prompt=[])
         peer.send(
             "attend", random_rows(running.engine, 1, 0), layer=0,
@@ -70,7 +73,7 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
         )  # fmt: skip
         attended, _ = peer.receive()
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
-    real |= {21: likely, 22: scored, 24: verified}
+    real |= {21: likely, 22: scored, 24: verified, 25: cut, 26: cancelled, 27: closed}
     real |= {31: exported, 32: begun, 33: taken, 34: adopted, 35: attended}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
