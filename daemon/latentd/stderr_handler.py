@@ -24,18 +24,30 @@ class StderrHandler(logging.Handler):
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
         self._lost = 0
+        self._lines: list[str] = []
+        self._is_writing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it as lost."""
+        """Write a record, or count it as lost. A signal may interrupt that on the same thread, and
+        its handler log a line: it comes behind, since it would take the room that was found."""
         try:
-            text = self.format(record) + "\n"
-            if self._lost:
-                text = f"{self._lost} lines were lost here: nobody read them\n{text}"
-            is_written = self._write(text.encode(errors="backslashreplace"))
+            self._lines.append(self.format(record) + "\n")
+            if not self._is_writing:
+                self._write_lines()
         except Exception:
             self.handleError(record)
-        else:
-            self._lost = 0 if is_written else self._lost + 1
+
+    def _write_lines(self) -> None:
+        self._is_writing = True
+        try:
+            while self._lines:
+                text = self._lines.pop(0)
+                if self._lost:
+                    text = f"{self._lost} lines were lost here: nobody read them\n{text}"
+                is_written = self._write(text.encode(errors="backslashreplace"))
+                self._lost = 0 if is_written else self._lost + 1
+        finally:
+            self._is_writing = False
 
     def _write(self, data: bytes) -> bool:
         for start in range(0, len(data), PIECE_BYTES):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +52,26 @@ def test_a_line_longer_than_the_pipe_does_not_block(pipe: tuple[int, int]) -> No
     reader, writer = pipe
     StderrHandler(writer).emit(record("x" * (3 * SIZE)))
     assert os.read(reader, 1 << 16) == b"x" * SIZE
+
+
+def test_a_line_of_a_signal_does_not_take_the_room_that_another_line_was_promised(
+    pipe: tuple[int, int],
+) -> None:
+    reader, writer = pipe
+    handler = StderrHandler(writer)
+    poll, signals = handler._writable, iter(["interrupts", "interrupts again"])
+
+    def interrupted(timeout_ms: int) -> object:
+        found = poll.poll(timeout_ms)
+        for text in signals:
+            handler.emit(record(text))
+        return found
+
+    handler._writable = SimpleNamespace(poll=interrupted)  # type: ignore[assignment]
+    handler.emit(record("first"))
+    handler.emit(record("last"))
+    told = os.read(reader, 1 << 16).decode().splitlines()
+    assert told == ["first", "interrupts", "interrupts again", "last"]
 
 
 def test_a_reader_that_is_gone_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
