@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from latentd_client._calls import Script
     from latentd_client._request import Pending, Reply
+    from latentd_client._stream import StreamReader
     from latentd_client.keys import CurveKeys
 
 T = TypeVar("T")
@@ -77,14 +78,16 @@ class AsyncSession:
         close = weakref.WeakMethod(self._close_orphans)
         self.calls.on_orphan = lambda: link.loop.call_soon(call_method, close)
 
-    async def run(self, make: Callable[[], Script[T]], timeout_s: float | None) -> T:
-        """Drive a script; where slots are opened again, make and drive it again as long as that may
-        help and there is time."""
+    async def run(
+        self, make: Callable[[], Script[T]], timeout_s: float | None,
+        reader: StreamReader | None = None,
+    ) -> T:  # fmt: skip
+        """See `Session.run`; tasks do not take turns."""
         limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
         deadline = time.monotonic() + limit_s
         while True:
             try:
-                return await self._attempt(make, deadline)
+                return await self._attempt(make, deadline, reader)
             except LatentdError as error:
                 left_s = deadline - time.monotonic() - PAUSE_S
                 if left_s <= 0 or not self.calls.survives(error):
@@ -145,13 +148,16 @@ class AsyncSession:
             raise self.calls.gone
         return self.link
 
-    async def _attempt(self, make: Callable[[], Script[T]], deadline: float) -> T:
+    async def _attempt(
+        self, make: Callable[[], Script[T]], deadline: float, reader: StreamReader | None
+    ) -> T:
         link = self.check_usable()
         if not link.is_here():
             raise ConnectionLost("this client belongs to another event loop; make one in each")
         session = self.calls.session
         try:
-            if link.losses != self._known_losses or self.calls.is_lost:
+            is_at_hand = reader is not None and reader.is_at_hand
+            if not is_at_hand and (link.losses != self._known_losses or self.calls.is_lost):
                 async with self._mending:
                     await self._mend(link, min(deadline, time.monotonic() + RECOVERY_S))
             session = self.calls.session

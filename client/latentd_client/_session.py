@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client._calls import Script
+    from latentd_client._stream import StreamReader
     from latentd_client.keys import CurveKeys
 
 T = TypeVar("T")
@@ -77,14 +78,18 @@ class Session:
         if isinstance(link.wire, ZmqWire):
             link.wire.watch(self._watch)
 
-    def run(self, make: Callable[[], Script[T]], timeout_s: float | None) -> T:
+    def run(
+        self, make: Callable[[], Script[T]], timeout_s: float | None,
+        reader: StreamReader | None = None,
+    ) -> T:  # fmt: skip
         """Drive a script, when its turn has come; where slots are opened again, make and drive it
-        again as long as that may help and there is time."""
+        again as long as that may help and there is time. What has come for `reader` is handed out
+        before the connection is looked at: its daemon may have left behind the end."""
         limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
         if self._pid != os.getpid():
             raise ConnectionLost("this client is of the parent process; make one after a fork")
         attempt = self._endure if self.calls.reopens else self._attempt
-        return self.turns.run(limit_s, lambda: attempt(make, time.monotonic() + limit_s))
+        return self.turns.run(limit_s, lambda: attempt(make, time.monotonic() + limit_s, reader))
 
     def run_now(self, script: Script[None]) -> None:
         """Drive a script that waits for nothing, if nobody else is at it and all is well."""
@@ -118,31 +123,39 @@ class Session:
             self._watch.stop()
             self.link.close()
 
-    def _endure(self, make: Callable[[], Script[T]], deadline: float) -> T:
+    def _endure(
+        self, make: Callable[[], Script[T]], deadline: float, reader: StreamReader | None
+    ) -> T:
         """Attempts until one succeeds, or fails in a way that no other life of the daemon mends."""
         while True:
             try:
-                return self._attempt(make, deadline)
+                return self._attempt(make, deadline, reader)
             except LatentdError as error:
                 left_s = deadline - time.monotonic() - PAUSE_S
                 if self.is_closed or left_s <= 0 or not self.calls.survives(error):
                     raise
             time.sleep(PAUSE_S)
 
-    def _attempt(self, make: Callable[[], Script[T]], deadline: float) -> T:
+    def _attempt(
+        self, make: Callable[[], Script[T]], deadline: float, reader: StreamReader | None
+    ) -> T:
         try:
-            self._make_ready(deadline)
+            self._check_usable()
+            if reader is None or not reader.is_at_hand:
+                self._make_ready(deadline)
             return self._drive(make(), deadline)
         except RequestRejected as refusal:
             raise self.calls.note(refusal, self.calls.session) from None
 
-    def _make_ready(self, deadline: float) -> None:
-        """Before a call: refuse what cannot be, mend connection and session, close what nobody
-        wants."""
+    def _check_usable(self) -> None:
+        """Raise when no call can be made any more."""
         if self.is_closed:
             raise ConnectionLost("the client is closed")
         if self.calls.gone is not None:
             raise self.calls.gone
+
+    def _make_ready(self, deadline: float) -> None:
+        """Before a call: mend connection and session, close what nobody wants."""
         if self.link.wire.losses() != self._known_losses or self.calls.is_lost:
             self._mend(min(deadline, time.monotonic() + RECOVERY_S))
         if self.calls.orphans:

@@ -105,6 +105,13 @@ class StreamReader:
         """Whether a request is on its way, or was."""
         return self.call is not None and self.call.pending is not None
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the next step has come, or the end: neither needs the connection."""
+        if self.is_cut or self.call is None or self.call.pending is None:
+            return False
+        return bool(self.ready or self.call.pending.replies) or self.end is not None
+
     def leave(self) -> None:
         """Expect nothing of it any more; again is harmless."""
         if self.call is not None and self.call.pending is not None:

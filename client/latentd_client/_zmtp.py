@@ -72,12 +72,15 @@ class ZmtpWire:
         return sent > 0
 
     def _write(self, data: bytes | memoryview) -> int:
-        """How many bytes went out; -1 when the connection is lost."""
+        """How many bytes went out; -1 when no more will. That the daemon has left is told behind
+        its last words, by reading."""
         assert self._socket is not None
         try:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+        except (BrokenPipeError, ConnectionResetError):
+            return -1
         except OSError:
             self._lose()
             return -1

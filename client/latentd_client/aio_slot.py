@@ -78,7 +78,7 @@ class AsyncSlot(BaseSlot):
         session, calls = self._session, self._session.calls
         try:
             while step := await session.run(
-                lambda: _streaming.stream_next(calls, self, reader), reader.timeout_s
+                lambda: _streaming.stream_next(calls, self, reader), reader.timeout_s, reader
             ):
                 yield step
         finally:

@@ -99,7 +99,7 @@ class Slot(BaseSlot):
         session, calls = self._session, self._session.calls
         try:
             while step := session.run(
-                lambda: _streaming.stream_next(calls, self, reader), timeout_s
+                lambda: _streaming.stream_next(calls, self, reader), timeout_s, reader
             ):
                 yield step
         finally:

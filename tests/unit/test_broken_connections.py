@@ -1,4 +1,4 @@
-"""Connections that break at a bad moment: no call is lost with them."""
+"""Connections that break at a bad moment: no call is lost with them, and no word before it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from fakes import FakeEngine
-from latentd_client import AsyncClient, Client, _link
+from latentd_client import AsyncClient, Client, RequestRejected, _link
 from latentd_client._wire import ZmqWire
 from serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from serving import Running
 
@@ -55,3 +55,41 @@ def test_a_blocking_call_at_that_moment_does_so_too(
             client.ping()
             break_it(running, client._session.link.wire.losses)
             assert client.open([1]).context_len == 1
+
+
+def test_a_stream_is_read_to_its_end_when_its_daemon_has_left_behind_it(endpoint: str) -> None:
+    with serving(endpoint) as running, Client(endpoint) as client:
+        steps = client.open([1, 2, 3]).stream(max_steps=60)
+        next(steps)
+        running.stop(20)
+        assert len(list(steps)) == 59  # halfway it grants credit, which nobody takes
+
+
+def test_an_asyncio_stream_is_read_to_its_end_too(endpoint: str) -> None:
+    async def main(running: Running) -> None:
+        async with AsyncClient(endpoint) as client:
+            link, slot = client._session.link, await client.open([1, 2, 3])
+            assert link is not None
+            steps = slot.stream(max_steps=60)
+            await anext(steps)
+            await asyncio.to_thread(running.stop, 20)
+            while not link.losses:
+                await asyncio.sleep(0.01)
+            assert len([step async for step in steps]) == 59
+
+    with serving(endpoint) as running:
+        asyncio.run(main(running))
+
+
+def test_who_reads_a_stream_late_is_told_why_its_daemon_has_failed(endpoint: str) -> None:
+    engine = FakeEngine()
+    with serving(endpoint, engine) as running, Client(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        steps = slot.stream(max_steps=5000, credit=4)
+        tokens = [next(steps)]
+        engine.fake.fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
+        tokens += [next(steps), next(steps)]  # half of the window: the daemon goes on, and fails
+        running.thread.join(10)
+        with pytest.raises(RequestRejected, match="ILLEGAL_ADDRESS"):
+            tokens += steps
+        assert 4 <= len(tokens) == slot.context_len - 3

@@ -194,6 +194,21 @@ def test_a_long_message_behind_a_slow_call_leaves_at_once(
     link.close()
 
 
+def test_a_message_that_does_not_go_out_any_more_leaves_the_last_words_to_be_read(
+    path: Path,
+) -> None:
+    hand = ByHand(path)
+    wire = wire_to(path)
+    hand.connected().sendall(frame(b"first") + frame(b"last words"))
+    hand.close()
+    assert not wire.send([b"x"])
+    assert (wire.losses(), wire.receive()) == (0, [b"first"])
+    assert not wire.send([b"x"])
+    assert (wire.losses(), wire.receive()) == (0, [b"last words"])
+    assert not wire.send([b"x"])
+    assert wire.losses() == 1
+
+
 def test_what_was_sent_before_the_end_is_read_before_the_loss_is_told(path: Path) -> None:
     hand = ByHand(path)
     wire = wire_to(path)
