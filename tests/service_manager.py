@@ -160,7 +160,7 @@ class Manager:
         remove_cgroup(self._cgroup)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Look again and again. Raises AssertionError when the time is over."""
     end = time.monotonic() + timeout_s
     while not condition():

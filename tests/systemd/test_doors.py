@@ -24,7 +24,7 @@ IPAddressAllow=any
 """
 """As docs/operations.md has it."""
 URLS: Final = ("http://127.0.0.1:8000/v1/completions", "http://127.0.0.1:9464/metrics")
-PROMPT: Final = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
+PROMPT: Final = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
 ASK: Final = """import sys, urllib.request as web
 url, body, key, word = sys.argv[1:]
 headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}

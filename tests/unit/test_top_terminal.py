@@ -27,12 +27,14 @@ pytest.importorskip("rich")
 
 WAIT_S = 60.0
 ON_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from latentd.__main__ import main
 sys.exit(main())
 """
-"""Makes its stdin the terminal that Ctrl-C comes from."""
+"""Makes its stdin the terminal that Ctrl-C comes from, and heeds that also where a shell has put
+the tests into its background, which makes them ignore it."""
 HOME, CODES = "\x1b[H", re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TO_OTHER_SCREEN, BACK = "\x1b[?1049h", "\x1b[?1049l"
 
