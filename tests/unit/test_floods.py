@@ -11,16 +11,16 @@ from unittest import mock
 import pytest
 
 from fakes import FakeEngine
-from gates import Gate
+from gates import Gate, wait_until
 from latentd import intake, requests, zmtp_peer, zmtp_rests
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import Client, protocol, zmtp
 from latentd_client.zmtp import MORE, command, frame
 from raw_peers import RawPeer
-from serving import Peer, arriving, seat, serving
+from serving import Peer, seat, serving
 from wire_peers import MAX_FRAME_BYTES, MAX_FRAMES, greeted, num_descriptors, run, run_awake, shaken
 
-TOKENS, PINGS = 300, 200
+TOKENS, PINGS, PEERS = 300, 200, 40
 
 
 def test_while_somebody_decodes_a_turn_answers_few_who_give_the_engine_nothing_to_do(
@@ -34,18 +34,21 @@ def test_while_somebody_decodes_a_turn_answers_few_who_give_the_engine_nothing_t
         answered[engine.fake.launches] += 1
         requests.handle(work, peer, message, num_frames)
 
-    with serving(endpoint, engine) as running, Peer(endpoint) as decoding, Peer(endpoint) as peer:
+    with serving(endpoint, engine) as running, Peer(endpoint) as decoding:
+        crowd = [RawPeer(endpoint.removeprefix("ipc://")) for _ in range(PEERS)]
         gate = Gate(engine)
         slot = seat(decoding.hello().open())
         gate.shut()
         decoding.send("stream", **slot, max_steps=TOKENS, credit=TOKENS)
-        with arriving(running, peer):
-            for _ in range(PINGS):
-                peer.send("ping")
+        wait_until(lambda: bool(running.engine.launches.in_flight))
+        pings = [protocol.encode({"v": 1, "id": i, "op": "ping"}) for i in range(PINGS // PEERS)]
+        for peer in crowd:
+            peer.send(pings)
         monkeypatch.setattr(intake, "requests", SimpleNamespace(handle=handle))
         gate.open()
-        for _ in range(PINGS):
-            assert peer.receive()[0]["status"] == "ok"
+        for peer in crowd:
+            assert {reply["status"] for reply in peer.settle()} == {"ok"}
+            peer.close()
     del answered[engine.fake.launches]  # nobody decoded any more
     assert set(answered.values()) <= {1, 2}, "a turn is in front of a launch or behind one"
     assert answered
