@@ -24,6 +24,7 @@ from latentd.listener import Listener
 from latentd.operations import DeviceFault
 from latentd.replies import Outbox
 from latentd.sessions import Sessions
+from latentd.upkeep import Upkeep
 from latentd.work import Work
 from latentd_client.errors import RequestRejected
 
@@ -35,16 +36,6 @@ if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
     from latentd.options import ServerOptions
 
-TICK_S = 0.05
-"""Between two looks at deadlines while there is work."""
-IDLE_TICK_S = 0.25
-"""The same when idle (four wake-ups a second), and between two looks at leases."""
-PAUSE_S = 0.5
-"""From this on a look at leases that comes too late postpones their ends: the daemon was stopped
-(SIGSTOP, a debugger) or the device busy, and heard nobody meanwhile."""
-RETRY_S, MAX_RETRY_S = 0.002, 0.02
-"""Between two attempts to send to full peers; doubled while none of them takes anything (one that
-is stopped in a debugger must not keep the daemon busy)."""
 LAST_WORDS_S = 0.05
 """From the last replies until the connections break, while there are clients: when libzmq sees the
 break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been asked for."""
@@ -78,10 +69,6 @@ class Server:
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
         self._is_asked = False  # to drain, by somebody on the control socket
-        self._tick_at = 0.0
-        self._leases_at = 0.0
-        self._retry_at = 0.0
-        self._retry_s = RETRY_S
         self._gather = Gather(options.spin_us > 0)
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
@@ -134,7 +121,7 @@ class Server:
         """Serve until stopped. Raises DeviceFault after every waiting client was told."""
         listener, engine, work = self._listener, self._engine, self._work
         assert listener is not None
-        self._leases_at = time.monotonic()
+        upkeep = Upkeep(work, listener.router, self._posts, self._on_tick)
         if listener.pulse is not None:
             engine.on_long_wait(listener.pulse.beat)
         try:
@@ -148,18 +135,13 @@ class Server:
                         listener.poll(self._gather.until)
                         continue
                     self._run(engine)
-                if now >= self._tick_at or self._posts:
-                    self._tick(now)
-                if now >= self._retry_at and (self._outbox.has_parked or work.undelivered):
-                    has_moved = housekeeping.retry(work)
-                    self._retry_s = RETRY_S if has_moved else min(MAX_RETRY_S, 2 * self._retry_s)
-                    self._retry_at = now + self._retry_s
+                upkeep.turn(now)
                 if self._stop_at is not None and self._is_done(self._stop_at):
                     return
                 if work.waiting.count:
                     work.let_in()
                 if not engine.has_work and not self._posts:
-                    listener.wait(self._next_turn())
+                    listener.wait(upkeep.next_turn())
         except DeviceFault as fault:
             text = f"the device failed, the daemon ends and will be restarted: {fault}"
             self._tell_failure("device_fault", "device_fault", text)
@@ -186,33 +168,6 @@ class Server:
             engine.launch()
         complete(work, events)
         gather.answered(started, time.monotonic())
-
-    def _next_turn(self) -> float:
-        """When the next turn is due without a message."""
-        if self._outbox.has_parked or self._work.undelivered:
-            return min(self._tick_at, self._retry_at)
-        return self._tick_at
-
-    def _tick(self, now: float) -> None:
-        """What is due now and then."""
-        work = self._work
-        while self._posts:
-            self._posts.popleft()()
-        if now < self._tick_at:
-            return
-        is_idle = not (work.runs or work.undelivered or work.waiting.count)
-        self._tick_at = now + (IDLE_TICK_S if is_idle else TICK_S)
-        if self._listener is not None:
-            self._listener.router.tick(now, work.sessions.peers)
-        if now >= self._leases_at:
-            if now - self._leases_at > PAUSE_S:
-                work.sessions.postpone(now - self._leases_at)
-            self._leases_at = now + IDLE_TICK_S
-            housekeeping.end_leases(work)
-            housekeeping.drop_late_adoptions(work)
-            housekeeping.look_after_waiting(work)
-        if self._on_tick is not None:
-            self._on_tick()
 
     def _is_done(self, stop_at: float) -> bool:
         """While stopping: whether nothing runs any more or the time is over."""
