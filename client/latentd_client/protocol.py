@@ -34,6 +34,7 @@ MAX_DIMS: Final = 8
 """Most dimensions of a raw frame."""
 MAX_ELEMENTS: Final = 1 << 40
 """Largest product of a raw frame's dimensions."""
+MAX_PORT: Final = 65535
 RAW_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "int32": np.dtype("<i4"),
     "float32": np.dtype("<f4"),
@@ -169,9 +170,12 @@ def has_port(endpoint: str) -> bool:
     """Whether a tcp endpoint ends with a port or `*`; others need none. libzmq does not look: it
     takes 99999 for 34463."""
     port = endpoint.rpartition(":")[2]
-    if not endpoint.startswith("tcp://") or port == "*":
-        return True
-    return port.isascii() and port.isdigit() and int(port) < 1 << 16
+    return not endpoint.startswith("tcp://") or port == "*" or is_port(port)
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is a port of 0 to MAX_PORT."""
+    return text.isascii() and text.isdigit() and len(text) < 6 and int(text) <= MAX_PORT
 
 
 def as_seen_from(data: str, control: str) -> str:
@@ -185,9 +189,12 @@ def as_seen_from(data: str, control: str) -> str:
 
 def control_endpoint(endpoint: str) -> str:
     """Where the control socket is when nobody says otherwise: beside the data socket, with .ctl
-    for .sock (never a longer path, the system allows 107 bytes), or the next tcp port."""
+    for .sock (never a longer path, the system allows 107 bytes), or the next tcp port: `*` where
+    the system chooses, or none is next. What is no endpoint stays what it is."""
     if endpoint.startswith("tcp://"):
         address, _, port = endpoint.rpartition(":")
-        return f"{address}:{int(port) + 1}" if port.isdigit() and port != "0" else f"{address}:*"
+        if not is_port(port):
+            return endpoint
+        return f"{address}:{int(port) + 1 if 0 < int(port) < MAX_PORT else '*'}"
     stem = endpoint.removesuffix(".sock")
     return (stem if stem != endpoint or len(endpoint) <= 6 + 103 else endpoint[:-4]) + ".ctl"

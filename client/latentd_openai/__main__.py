@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from latentd_client import DEFAULT_ENDPOINT, LatentdError, __version__
+from latentd_client.arguments import seconds, tcp_port
 from latentd_openai.access import is_loopback
 from latentd_openai.door import Door, Settings
 
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
 
 STOP_S: Final = 30
 """How long running requests may go on after a signal to stop."""
-MAX_PORT: Final = 65535
 IDLE_S: Final = 75
 """How long a connection may wait for its next request: longer than those who keep one wait."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; returns the exit code."""
-    parser = _parser()
+    parser = build_parser()
     args = parser.parse_args(arguments)
     key = _key(parser, args.api_key_file)
     if key is None and not is_loopback(args.host):
@@ -74,7 +74,8 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
         await door.close()
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = argparse.ArgumentParser("latentd-openai", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"latentd-openai {__version__}")
     parser.add_argument(
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"data socket of the daemon (LATENTD_ENDPOINT; default {DEFAULT_ENDPOINT})",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout-s", type=_seconds, default=60.0, metavar="SECONDS",
+        "--timeout-s", type=seconds, default=60.0, metavar="SECONDS",
         help="how long the daemon may take for a prompt or a token (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -98,31 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default %(default)s)")
     parser.add_argument(
-        "--port", type=_port, default=8000, help="0 takes a free one (default %(default)s)"
+        "--port", type=tcp_port, default=8000, help="0 takes a free one (default %(default)s)"
     )
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE",
         help="a file with the key that clients must send; needed where --host is not loopback",
     )  # fmt: skip
     return parser
-
-
-def _seconds(text: str) -> float:
-    """A finite number above 0, for argparse."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
-    return seconds
-
-
-def _port(text: str) -> int:
-    """A port, for argparse."""
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) <= MAX_PORT):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port of 0 to {MAX_PORT}")
-    return int(text)
 
 
 def _key(parser: argparse.ArgumentParser, path: Path | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from latentd import accounts
+from latentd_client import protocol
 
 Kind = Literal["text", "path", "endpoint", "int", "float", "bool", "pages", "users", "groups"]
 
@@ -66,7 +67,7 @@ class Setting:
             "float": f"a number from {self.low:g} to {self.high:g}",
             "bool": "true or false",
             "pages": f"0, auto, or a number of pages up to {self.high}",
-            "endpoint": "ipc:///absolute/path or tcp://host:port",
+            "endpoint": "ipc:///absolute/path or tcp://host:port, the port 0 to 65535 or *",
             "path": "a path of printable characters",
             "users": "known users by name or id, with commas between them",
             "groups": "known groups by name or id, with commas between them",
@@ -109,7 +110,7 @@ class Setting:
         if not isinstance(value, str) or not value.isprintable():
             return False
         if self.kind == "endpoint":
-            return value.startswith(("ipc:///", "tcp://"))
+            return value.startswith(("ipc:///", "tcp://")) and protocol.has_port(value)
         if self.kind == "pages":
             return value == "auto"
         if self.kind in ("users", "groups"):

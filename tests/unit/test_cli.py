@@ -77,7 +77,7 @@ def test_a_bad_command_line_is_one_line_and_an_exit_code(args: tuple[str, ...], 
 
 @pytest.mark.parametrize(
     ("flag", "kind"),
-    [("--max-steps", "a whole number of at least 1"), ("--timeout-s", "a finite number above 0")],
+    [("--max-steps", "a whole number of 1 to"), ("--timeout-s", "a number of seconds above 0")],
 )
 @pytest.mark.parametrize("text", ["abc", "0", ""])
 def test_a_flag_that_is_no_number_is_told_what_it_must_be(flag: str, kind: str, text: str) -> None:

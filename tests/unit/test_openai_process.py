@@ -60,8 +60,8 @@ def test_a_door_open_to_other_machines_needs_a_key() -> None:
     [
         ("--port", "65536", "not a port of 0 to 65535"),
         ("--port", "-1", "not a port"),
-        ("--timeout-s", "nan", "not a finite number above 0"),
-        ("--timeout-s", "soon", "not a finite number"),
+        ("--timeout-s", "nan", "not a number of seconds above 0"),
+        ("--timeout-s", "soon", "not a number of seconds"),
     ],
 )
 def test_a_flag_that_cannot_be_ends_it_for_good(flag: str, text: str, told: str) -> None:

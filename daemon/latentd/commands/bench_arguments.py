@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from latentd.bench.shapes import ATTENTION_GRID, CHUNK_GRID, STEP_CONTEXTS
 from latentd.options import MAX_PREFILL_CHUNK, MAX_SLOTS
-from latentd_kernels.attention_shapes import MAX_HEADS
+from latentd_client.arguments import refusal, whole
+from latentd_client.fields import MAX_INT
+from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_HEADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MAX_SIZE: Final = 1 << 20
+"""Of a matrix: far above any model's, whose longest side is a vocabulary of some 160 thousand."""
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1, separated by commas, for argparse."""
-    values = _numbers(text, ",")
+
+def whole_numbers(text: str, high: int = MAX_INT) -> tuple[int, ...]:
+    """Whole numbers from 1 to `high`, separated by commas, for argparse."""
+    values = _numbers(text, ",", high)
     if not values:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers of at least 1")
+        raise refusal(text, f"a list of whole numbers of 1 to {high}")
     return values
 
 
-def _numbers(text: str, separator: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1; none at all when one of them is something else."""
+def _numbers(text: str, separator: str, high: int) -> tuple[int, ...]:
+    """Whole numbers of that range; none at all when one of them is something else."""
     try:
-        values = tuple(int(part) for part in text.split(separator))
-    except ValueError:
+        return tuple(whole(part, high=high) for part in text.split(separator))
+    except argparse.ArgumentTypeError:
         return ()
-    return values if min(values) >= 1 else ()
 
 
 def matrix_shape(text: str) -> tuple[int, int]:
     """Features and columns as MxK, for argparse."""
-    values = _numbers(text, "x")
+    values = _numbers(text, "x", MAX_SIZE)
     if len(values) != 2 or values[1] % 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MxK with a K that 32 divides")
+        raise refusal(text, f"MxK with sizes up to {MAX_SIZE} and a K that 32 divides")
     return values[0], values[1]
 
 
 def head_widths(text: str) -> tuple[int, int]:
     """nope and v as NOPE/V, for argparse."""
-    values = _numbers(text, "/")
-    if len(values) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NOPE/V")
-    return values[0], values[1]
+    known = {f"{nope}/{v}": (nope, v) for nope, v in HEAD_WIDTHS}
+    if text not in known:
+        raise refusal(text, f"one of the widths NOPE/V that have kernels: {', '.join(known)}")
+    return known[text]
 
 
 def attention_cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentd.commands.bench_cases import ROWS, add_case_flags, print_json
-from latentd.commands.connecting import positive_int
 from latentd.commands.latency import WARM_UP
 from latentd.commands.parsing import Parser, add_command
 from latentd.engine_figures import RING_STEPS
+from latentd.options import MAX_SLOTS
 from latentd_client import Client
+from latentd_client.arguments import up_to
 from latentd_kernels.geometry import ROPE_DIM, ROW_DIM
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add(parts: argparse._SubParsersAction[Parser]) -> None:
         "rest of the model", run,
     )  # fmt: skip
     parser.add_argument(
-        "--rows", type=positive_int, action="append", default=[], metavar="N",
+        "--rows", type=up_to(MAX_SLOTS), action="append", default=[], metavar="N",
         help="slots in a request; may be given again (default 1, 2, 4, ... that fit)",
     )  # fmt: skip
     add_case_flags(parser, 128, "positions")

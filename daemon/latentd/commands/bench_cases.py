@@ -7,8 +7,10 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from latentd.commands.connecting import add_connection, positive_float, positive_int
+from latentd.commands.connecting import add_connection
 from latentd_client import __version__
+from latentd_client.arguments import seconds, up_to, whole
+from latentd_kernels.geometry import MAX_CTX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,15 +28,15 @@ def add_case_flags(parser: Parser, steps: int, what: str) -> None:
     """Add --steps (of `what` each case has so many), --seconds, --context, --json and those of
     `add_connection`."""
     parser.add_argument(
-        "--steps", type=positive_int, default=steps, metavar="N",
+        "--steps", type=whole, default=steps, metavar="N",
         help=f"{what} of each case (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=positive_float, default=10.0, metavar="S",
+        "--seconds", type=seconds, default=10.0, metavar="S",
         help="end a case after this time (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=positive_int, default=16, metavar="N",
+        "--context", type=up_to(MAX_CTX), default=16, metavar="N",
         help="tokens in each slot at the start (default %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

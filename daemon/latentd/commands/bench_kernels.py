@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentd.bench import shapes
 from latentd.commands import bench_runs
 from latentd.commands.bench_arguments import head_widths, matrix_shape, whole_numbers
-from latentd.commands.connecting import positive_int
 from latentd.commands.parsing import Parser, add_command
+from latentd.model.fields import MAX_LAYERS
+from latentd.options import MAX_PREFILL_CHUNK, MAX_SLOTS
+from latentd_client.arguments import up_to, whole
+from latentd_client.fields import MAX_INT
+from latentd_kernels.geometry import MAX_CTX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +46,13 @@ def _add(
     return parser
 
 
-def _add_numbers(parser: Parser, flag: str, what: str, default: tuple[int, ...] | None) -> None:
+def _add_numbers(
+    parser: Parser, flag: str, what: str, default: tuple[int, ...] | None, high: int = MAX_INT
+) -> None:
+    """A list of numbers up to `high`, or to a bound that depends on other flags."""
     shown = "the grid of docs/measurements.md" if default is None else ",".join(map(str, default))
     parser.add_argument(
-        flag, type=whole_numbers, default=default, metavar="N,...",
+        flag, type=partial(whole_numbers, high=high), default=default, metavar="N,...",
         help=f"{what} (default {shown})",
     )  # fmt: skip
 
@@ -67,7 +75,7 @@ def _add_attention(parts: argparse._SubParsersAction[Parser]) -> None:
         help="head widths (default 128/128)",
     )  # fmt: skip
     parser.add_argument(
-        "--layers", type=positive_int, metavar="N",
+        "--layers", type=up_to(MAX_LAYERS), metavar="N",
         help=f"layers in a graph (default {shapes.ATTENTION_LAYERS}, with --chunk "
         f"{shapes.CHUNK_LAYERS})",
     )  # fmt: skip
@@ -98,7 +106,7 @@ def _add_linear(parts: argparse._SubParsersAction[Parser]) -> None:
         "--shape", action="append", type=matrix_shape, default=[], metavar="MxK",
         help="a matrix of that many features and columns; may be repeated",
     )  # fmt: skip
-    _add_numbers(parser, "--rows", "rows", shapes.LINEAR_ROWS)
+    _add_numbers(parser, "--rows", "rows", shapes.LINEAR_ROWS, MAX_PREFILL_CHUNK)
 
 
 def _add_moe(parts: argparse._SubParsersAction[Parser]) -> None:
@@ -109,9 +117,9 @@ def _add_moe(parts: argparse._SubParsersAction[Parser]) -> None:
         "--config", default="v2-lite", metavar="NAME|DIR",
         help="a published geometry or a directory with config.json (default %(default)s)",
     )  # fmt: skip
-    _add_numbers(parser, "--rows", "rows", shapes.MOE_ROWS)
+    _add_numbers(parser, "--rows", "rows", shapes.MOE_ROWS, MAX_PREFILL_CHUNK)
     parser.add_argument(
-        "--layers", type=positive_int, default=4, metavar="N",
+        "--layers", type=up_to(MAX_LAYERS), default=4, metavar="N",
         help="layers of different weights in a graph (default %(default)s)",
     )  # fmt: skip
 
@@ -126,9 +134,9 @@ def _add_step(parts: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     source.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint")
     parser.add_argument(
-        "--layers", type=positive_int, metavar="N", help="layers of --config (default all)"
+        "--layers", type=up_to(MAX_LAYERS), metavar="N", help="layers of --config (default all)"
     )
-    _add_numbers(parser, "--rows", "rows, at most 128", shapes.STEP_ROWS)
+    _add_numbers(parser, "--rows", f"rows, at most {MAX_SLOTS}", shapes.STEP_ROWS)
     parser.add_argument(
         "--contexts", type=whole_numbers, metavar="N,...",
         help="tokens attended (default 1024,8192,32768 as far as --max-ctx allows)",
@@ -136,13 +144,13 @@ def _add_step(parts: argparse._SubParsersAction[Parser]) -> None:
     _add_max_ctx(parser)
     _add_numerics(parser)
     parser.add_argument(
-        "--steps", type=positive_int, default=30, metavar="N",
+        "--steps", type=whole, default=30, metavar="N",
         help="replays of each case (default %(default)s)",
     )  # fmt: skip
 
 
 def _add_max_ctx(parser: Parser) -> None:
     parser.add_argument(
-        "--max-ctx", type=positive_int, default=shapes.MAX_CTX, metavar="N",
+        "--max-ctx", type=up_to(MAX_CTX), default=shapes.MAX_CTX, metavar="N",
         help="what the graphs are captured for (default %(default)s)",
     )  # fmt: skip

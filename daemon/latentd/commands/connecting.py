@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError
 from latentd_client import Control, Sampling, fields, protocol
+from latentd_client.arguments import in_range, seconds
 from latentd_client.keys import FILE_VARIABLE, SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from latentd.commands.parsing import Parser
     from latentd.settings import Setting
-    from latentd_client.fields import Field
 
 
 def add_connection(parser: Parser) -> None:
@@ -29,7 +27,7 @@ def add_connection(parser: Parser) -> None:
         Config.endpoint,
     )
     group.add_argument(
-        "--timeout-s", type=positive_float, default=60.0, metavar="SECONDS",
+        "--timeout-s", type=seconds, default=60.0, metavar="SECONDS",
         help="how long to wait for a reply (default %(default)s)",
     )  # fmt: skip
     for flag, variable, metavar, about in (
@@ -94,24 +92,11 @@ def add_sampling(parser: Parser, temperature: float = 0.0) -> None:
         "min_p": (0.0, "P", "0 is off"),
         "seed": (None, "N", "without it the daemon draws one"),
     }
-    known = {field.name: field for field in fields.SAMPLING}
     for name, (default, metavar, text) in about.items():
         group.add_argument(
-            f"--{name.replace('_', '-')}", type=partial(_in_range, known[name]), default=default,
+            f"--{name.replace('_', '-')}", type=in_range(fields.SAMPLING, name), default=default,
             metavar=metavar, help=text,
         )  # fmt: skip
-
-
-def _in_range(field: Field, text: str) -> float:
-    """A number that a field of a request may have, for argparse."""
-    kind, what = (int, "whole number") if field.kind == "int" else (float, "number")
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not field.low <= value <= field.high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what} of {field.low} to {field.high}")
-    return value
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -122,34 +107,9 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     )  # fmt: skip
 
 
-def positive_int(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
-    return value
-
-
 def token_ids(text: str) -> list[int]:
     """Token ids, separated by commas or blanks, for argparse."""
-    try:
-        ids = [int(part) for part in text.replace(",", " ").split()]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids") from None
-    if any(token < 0 for token in ids):
-        raise argparse.ArgumentTypeError(f"{text!r} has a negative token id")
-    return ids
+    return [int(_token(part)) for part in text.replace(",", " ").split()]
+
+
+_token = in_range(fields.OPS["step"], "token")

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from latentd import demo
 from latentd.commands.child import Child
-from latentd.commands.connecting import add_sampling, positive_int, sampling_of
+from latentd.commands.connecting import add_sampling, sampling_of
 from latentd.commands.generate import continuation, print_text, stop_tokens
 from latentd.commands.latency import Case, measure
 from latentd.commands.parsing import EXIT_CONFIG, Parser, add_command, require_daemon
 from latentd.engine_figures import RING_STEPS
 from latentd_client import Client
+from latentd_client.arguments import whole
 from latentd_client.text import ByteCodec
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--prompt", default=demo.DEFAULT_PROMPT, metavar="TEXT", help="text to start"
     )
     parser.add_argument(
-        "--max-steps", type=positive_int, default=256, metavar="N",
+        "--max-steps", type=whole, default=256, metavar="N",
         help="most bytes to generate (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentd.commands.connecting import add_control, connect_control, positive_float
+from latentd.commands.connecting import add_control, connect_control
 from latentd.commands.parsing import EXIT_FAILED, Parser, add_command
 from latentd.snapshot_files import MANIFEST
-from latentd_client import ConnectionLost, DeadlineExceeded
+from latentd_client import ConnectionLost, DeadlineExceeded, fields
+from latentd_client.arguments import in_range
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="have all slots and sessions saved there, for a start with --restore DIR",
     )  # fmt: skip
     parser.add_argument(
-        "--drain-s", type=positive_float, metavar="SECONDS",
+        "--drain-s", type=in_range(fields.CONTROL_OPS["drain"], "drain_s"), metavar="SECONDS",
         help="time that running work gets (default: the daemon's own drain_s)",
     )  # fmt: skip
     parser.epilog = (

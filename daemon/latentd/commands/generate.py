@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from latentd.commands.connecting import (
     add_connection,
     add_sampling,
-    positive_int,
     sampling_of,
     token_ids,
 )
 from latentd.commands.parsing import EXIT_USAGE, Parser, add_command
 from latentd_client import Client
+from latentd_client.arguments import whole
 from latentd_client.text import BYTE_VOCABS, TextReader, load_codec
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from latentd_client import DaemonInfo, Sampling
-    from latentd_client.text import Codec
+    from latentd_client.arguments import whole
+from latentd_client.text import Codec
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -44,7 +45,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--tokens", type=token_ids, metavar="IDS", help="prompt as token ids: 1,2,3 (any model)"
     )
     parser.add_argument(
-        "--max-steps", type=positive_int, default=256, metavar="N",
+        "--max-steps", type=whole, default=256, metavar="N",
         help="most tokens to generate (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 from typing import TYPE_CHECKING
 
 from latentd.commands.connecting import add_control, connect_control
 from latentd.commands.parsing import Parser, add_command, require_extra
 from latentd.settings import ConfigError
+from latentd_client.arguments import refusal
+from latentd_client.protocol import MAX_PORT, is_port
 
 if TYPE_CHECKING:
+    import argparse
+
     from latentd_client import Control
     from latentd_client.protocol import Header
 
@@ -65,8 +68,8 @@ class Source:
 
 def _address(text: str) -> tuple[str, int]:
     """A host and a port, for argparse."""
-    host, _, port = text.rpartition(":")
+    host, _, number = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 0 to 65535")
-    return host, int(port)
+    if not host or not is_port(number):
+        raise refusal(text, f"HOST:PORT with a port of 0 to {MAX_PORT}")
+    return host, int(number)

@@ -6,8 +6,9 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from latentd.commands.connecting import add_control, connect_control, positive_float
+from latentd.commands.connecting import add_control, connect_control
 from latentd.commands.parsing import Parser, add_command, require_extra
+from latentd_client.arguments import seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -19,7 +20,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         subparsers, "top", "watch a running daemon: rates, latencies, slots and pages", run,
     )  # fmt: skip
     parser.add_argument(
-        "--interval-s", type=positive_float, default=1.0, metavar="SECONDS",
+        "--interval-s", type=seconds, default=1.0, metavar="SECONDS",
         help="between two looks; rates and times are of what came between (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentd import tracing
-from latentd.commands.connecting import add_control, connect_control, positive_int
+from latentd.commands.connecting import add_control, connect_control
 from latentd.commands.parsing import EXIT_FAILED, Parser, add_command
+from latentd_client.arguments import up_to
+from latentd_client.fields import MAX_TRACED
 
 if TYPE_CHECKING:
     import argparse
@@ -25,8 +27,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="for ui.perfetto.dev or chrome://tracing (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--last", type=positive_int, metavar="N",
-        help="only so many launches (default: all that it remembers, 1024 at most)",
+        "--last", type=up_to(MAX_TRACED), metavar="N",
+        help=f"only so many launches (default: all that it remembers, {MAX_TRACED} at most)",
     )  # fmt: skip
     add_control(parser)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentd.model.fields import CheckpointError, Fields
+from latentd.model.fields import MAX_LAYERS, CheckpointError, Fields
 from latentd.model.moe_config import MoeConfig, read_moe
 from latentd.model.rope import RopeParams, read_rope
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_HEADS
@@ -27,9 +27,6 @@ LINEAR_STEP = 32
 """Every inner dimension of a linear is a multiple of this (`Ops.linear`)."""
 LATENT_NORM_EPS = 1e-6
 """Of q_a_layernorm and kv_a_layernorm, whatever rms_norm_eps says (so does the reference)."""
-
-MAX_LAYERS = 1024
-"""Far above any model's; a damaged number must not keep the reader busy without end."""
 
 
 @dataclass(frozen=True)

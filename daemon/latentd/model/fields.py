@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+MAX_LAYERS: Final = 1024
+"""Far above any model's; a damaged number must not keep the reader busy without end."""
 
 
 class CheckpointError(ValueError):
