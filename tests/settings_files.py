@@ -74,7 +74,9 @@ ABOUT_VARIABLES: Final = """
 All other variables that begin with `LATENTD_` are refused by every command of `latentd` (exit code
 78 of those that read settings, 2 of the others), but for names kept for the other programs that
 serve (`LATENTD_OPENAI_*`, `LATENTD_METRICS_*`) and those that Kubernetes sets for a service whose
-name begins with latentd (`LATENTD_SERVICE_HOST`, `LATENTD_PORT` and their like).
+name begins with latentd (`LATENTD_SERVICE_HOST`, `LATENTD_PORT` and their like). These programs
+have flags and refuse such names themselves; `latentd-openai` also refuses what looks like a slip of
+a variable that it reads (exit code 2), and lets the daemon's settings through.
 
 | variable | what it names |
 | --- | --- |

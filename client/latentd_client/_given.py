@@ -14,6 +14,7 @@ import numpy as np
 from latentd_client import protocol
 from latentd_client.errors import ProtocolError
 from latentd_client.results import Sampling
+from latentd_client.variables import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,7 +129,7 @@ def mask_bits(mask: Mask) -> NDArray[np.uint8 | np.uint32]:
 
 def data_endpoint(endpoint: str | None) -> str:
     """The endpoint given, else LATENTD_ENDPOINT, else the default."""
-    chosen = endpoint or os.environ.get("LATENTD_ENDPOINT") or protocol.DEFAULT_ENDPOINT
+    chosen = endpoint or os.environ.get(ENDPOINT) or protocol.DEFAULT_ENDPOINT
     return text_endpoint(chosen)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from latentd_client import DEFAULT_ENDPOINT, LatentdError, __version__
 from latentd_client.arguments import seconds, tcp_port
+from latentd_client.variables import OF_CLIENTS, find_slip
 from latentd_openai.access import is_loopback
 from latentd_openai.door import Door, Settings
 
@@ -28,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; returns the exit code."""
     parser = build_parser()
     args = parser.parse_args(arguments)
+    if (slip := find_slip(os.environ, "openai", "latentd-openai --help")) is not None:
+        parser.error(slip)
     key = _key(parser, args.api_key_file)
     if key is None and not is_loopback(args.host):
         parser.error(f"--host {args.host} can be reached from other machines: give --api-key-file")
@@ -77,6 +81,7 @@ async def _serve(settings: Settings, host: str, port: int, key: str | None) -> i
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser("latentd-openai", description=__doc__, allow_abbrev=False)
+    parser.epilog = f"Variables of the environment: {', '.join(OF_CLIENTS)}."
     parser.add_argument("--version", action="version", version=f"latentd-openai {__version__}")
     parser.add_argument(
         "--endpoint", metavar="ENDPOINT",

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.refuse(unknown)
     prog = args.parser.prog
     try:
-        refuse_unknown(os.environ)
+        refuse_unknown(os.environ, prog.rpartition(" ")[2])
     except ConfigError as error:
         return _fail(prog, error, args.parser.usage_code)
     try:

@@ -3,7 +3,6 @@ source refuses by name what it does not know and values that cannot be."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -14,9 +13,10 @@ from latentd.config import SETTINGS, Config
 from latentd.settings import ConfigError, told
 from latentd.settings_rules import Contradiction
 from latentd_client import keys
+from latentd_client.variables import OF_KUBERNETES, PREFIX, nearest, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 FILE_VARIABLE: Final = "LATENTD_CONFIG"
 NO_SETTINGS: Final = {
@@ -30,11 +30,6 @@ NO_SETTINGS: Final = {
 """Variables that mean something but are no settings, and what."""
 MOST_BYTES: Final = 1 << 20
 """Most bytes of a TOML file."""
-OF_KUBERNETES: Final = re.compile(
-    r"LATENTD_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
-)
-"""What a container is told of a service whose name begins with latentd. Let through: nobody has
-written it."""
 OF_THE_DOORS: Final = re.compile(r"LATENTD_(OPENAI|METRICS)_\w+")
 """What may be given to the other programs that serve, in an environment which all of them share."""
 
@@ -85,24 +80,16 @@ def read(
         raise ConfigError(f"{error} (here {', '.join(given)})") from None
 
 
-def refuse_unknown(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a variable LATENTD_* that nobody reads; its value, which may be
-    somebody's secret, is not told."""
+def refuse_unknown(environ: Mapping[str, str], command: str = "") -> None:
+    """Raises ConfigError for a variable LATENTD_* that nobody reads. Those of another program that
+    serves are let through, those of `command` itself are not: it has flags."""
     known = [row.variable for row in SETTINGS.values()] + list(NO_SETTINGS)
     for variable in sorted(environ.keys() - set(known)):
-        if not variable.startswith("LATENTD_"):
+        if not variable.startswith(PREFIX) or OF_KUBERNETES.fullmatch(variable):
             continue
-        if not OF_KUBERNETES.fullmatch(variable) and not OF_THE_DOORS.fullmatch(variable):
-            raise ConfigError(
-                f"unknown variable {variable} in the environment{nearest(variable, known)} "
-                "(unset it, or see `latentd config --help` for all)"
-            )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The words of a refusal that name the known one which is most like `word`, if one is."""
-    near = difflib.get_close_matches(word, list(known), 1, 0.75)
-    return f"; did you mean {near[0]}?" if near else ""
+        door = OF_THE_DOORS.fullmatch(variable)
+        if door is None or door[1].lower() == command:
+            raise ConfigError(unknown(variable, known, "`latentd config --help` for all"))
 
 
 def _from_file(path: str) -> Iterator[tuple[Origin, str, object]]:

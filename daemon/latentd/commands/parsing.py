@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from latentd.config import SETTINGS
 from latentd.settings import ConfigError
-from latentd.sources import FILE_VARIABLE, nearest, read
+from latentd.sources import FILE_VARIABLE, read
+from latentd_client.variables import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
