@@ -48,16 +48,14 @@ class Binding:
         self._path: str | None = None
         self._lock = -1
         try:
+            check_form(endpoint, is_guarded)
             if endpoint.startswith("ipc://"):
                 self._bind_path(socket, endpoint[6:], is_bound)
-            elif endpoint.startswith("tcp://"):
-                _check_address(endpoint, is_guarded)
+            else:
                 socket.bind(endpoint)
                 assert isinstance(socket, zmq.Socket)
                 last = socket.getsockopt(zmq.LAST_ENDPOINT)
                 self.endpoint = bytes(last).rstrip(b"\0").decode()
-            else:
-                raise EndpointError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
         except (zmq.ZMQError, OSError) as error:
             self.release()
             raise EndpointError(f"cannot bind {endpoint}: {error}") from None
@@ -66,15 +64,7 @@ class Binding:
             raise
 
     def _bind_path(self, socket: Bindable, path: str, is_bound: bool) -> None:
-        size = len(os.fsencode(path))
-        if size > MAX_PATH_BYTES:
-            raise EndpointError(
-                f"endpoint {self.endpoint}: the path has {size} bytes, a unix socket takes at most "
-                f"{MAX_PATH_BYTES}; choose a shorter one"
-            )
-        if not path.startswith("/"):
-            raise EndpointError(f"endpoint {self.endpoint}: the path must be absolute")
-        _check_directory(os.path.dirname(path))
+        check_directory(path)
         self._take_lock(path)
         if is_bound:
             return
@@ -117,15 +107,36 @@ class Binding:
             self._lock = -1
 
 
-def _check_directory(directory: str) -> None:
-    """Look at the sockets' directory. One of their own is made where its parent is there, as
-    /run/latentd is; a longer path that is not there is more likely a slip than a wish."""
+def check_form(endpoint: str, is_guarded: bool = False) -> None:
+    """Refuse what no machine could serve; nothing is looked at. Raises EndpointError."""
+    if endpoint.startswith("ipc://"):
+        size = len(os.fsencode(endpoint[6:]))
+        if size > MAX_PATH_BYTES:
+            raise EndpointError(
+                f"endpoint {endpoint}: the path has {size} bytes, a unix socket takes at most "
+                f"{MAX_PATH_BYTES}; choose a shorter one"
+            )
+        if endpoint[6:7] != "/":
+            raise EndpointError(f"endpoint {endpoint}: the path must be absolute")
+    elif endpoint.startswith("tcp://"):
+        _check_address(endpoint, is_guarded)
+    else:
+        raise EndpointError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
+
+
+def check_directory(path: str, may_make: bool = True) -> None:
+    """Look at the directory of a socket's path. One of their own is made where its parent is there,
+    as /run/latentd is; a longer path that is not there is more likely a slip than a wish. Without
+    `may_make` nothing is made or logged. Raises EndpointError."""
+    directory = os.path.dirname(path)
     parent = os.path.dirname(directory)
     try:
         if not os.path.lexists(parent):
             raise EndpointError(
                 f"socket directory {directory}: {parent} does not exist; make it, or {REMEDY}"
             )
+        if not may_make and not os.path.lexists(directory):
+            return
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode=0o750)
             log.info("made socket directory %s", directory)
@@ -134,7 +145,7 @@ def _check_directory(directory: str) -> None:
         raise EndpointError(f"socket directory {directory}: {error.strerror}; {REMEDY}") from None
     if not stat.S_ISDIR(mode):
         raise EndpointError(f"socket directory {directory}: is a file; {REMEDY}")
-    if mode & 0o007:
+    if mode & 0o007 and may_make:
         _warn_once(directory, stat.S_IMODE(mode))
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import resource
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
 
-from latentd.access import Access
-from latentd.endpoint import Binding, EndpointError
+from latentd.access import Access, AccessError
+from latentd.endpoint import Binding, EndpointError, check_directory, check_form
+from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from latentd.options import ServerOptions
 
@@ -27,23 +29,50 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def check_forms(options: ServerOptions) -> tuple[str, str]:
+    """Both endpoints. Raises EndpointError for those that no machine could serve; nothing is looked
+    at."""
+    endpoint = options.endpoint
+    control = options.control_endpoint or protocol.control_endpoint(endpoint)
+    if control == endpoint and not control.endswith((":0", ":*")):
+        raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
+    for each in (endpoint, control):
+        check_form(each, is_guarded=options.access.curve_key is not None)
+    return endpoint, control
+
+
 def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -> None:
     """Bind both endpoints and let go of them, so that a path that cannot be served is refused
     before weights are loaded. Those of `handed_over` are bound already, and must be among
     them: nobody else would serve who connects there. Raises EndpointError, AccessError."""
-    control = options.control_endpoint or protocol.control_endpoint(options.endpoint)
-    if control == options.endpoint and control.startswith("ipc://"):
-        raise EndpointError(f"endpoint and control_endpoint are both {control}; they must differ")
+    endpoints = check_forms(options)
     for other in handed_over:
-        if other not in (options.endpoint, control):
+        if other not in endpoints:
             raise EndpointError(
-                f"the service manager listens at {other}, but endpoint is {options.endpoint} and "
-                f"control_endpoint {control}: give latentd.socket the same paths (ListenStream=), "
-                "or mask it"
+                f"the service manager listens at {other}, but endpoint is {endpoints[0]} and "
+                f"control_endpoint {endpoints[1]}: give latentd.socket the same paths "
+                "(ListenStream=), or mask it"
             )
     is_guarded = Access(options.access).pair is not None
     with zmq.Context() as context, ExitStack() as bound:
-        for endpoint in (options.endpoint, control):
+        for endpoint in endpoints:
             router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
             is_bound = endpoint in handed_over
             bound.callback(Binding(router, endpoint, is_bound, is_guarded).release)
+
+
+def hindrances(options: ServerOptions) -> Iterator[str]:
+    """What a start of this process's user would stop at on this machine as it is now, beside what
+    is bound already: files of keys, directories of sockets, the place of snapshots. Nothing is
+    made."""
+    looks: list[Callable[[], object]] = [partial(Access, options.access)]
+    for endpoint in check_forms(options):
+        if endpoint.startswith("ipc://"):
+            looks.append(partial(check_directory, endpoint[6:], may_make=False))
+    if (save := options.access.save) is not None:
+        looks.append(partial(check_target, save.absolute()))
+    for look in looks:
+        try:
+            look()
+        except (AccessError, EndpointError, SnapshotError) as error:
+            yield str(error)

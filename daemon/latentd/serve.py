@@ -20,6 +20,7 @@ import torch
 from latentd import handed_over, snapshot, snapshot_files
 from latentd.access import AccessError
 from latentd.backend import start_engine
+from latentd.endpoint import EndpointError
 from latentd.freed_memory import keep_freed_memory
 from latentd.leaving import leaving_on_device_fault, leaving_on_failure
 from latentd.operations import DeviceFault
@@ -44,14 +45,16 @@ STOP_MARGIN_S: Final = 30.0
 SWITCH_INTERVAL_S = 1e-4
 """How long another thread may hold the interpreter while the engine waits for it (measured:
 a burst of pure Python stalls the engine 5-9 ms with the default of 5 ms, 0.7-4.7 with this)."""
+UNUSABLE: Final = (ValueError, AccessError, EndpointError, SnapshotError)
+"""What settings that are read again can turn out to be."""
 
 log = logging.getLogger("latentd")
 
 
 class Daemon:
     """One serving process. `reload` reads the configuration again and returns what may change
-    while serving; it raises ValueError, SnapshotError or AccessError when that cannot be used, and
-    nothing has changed then."""
+    while serving; it raises one of UNUSABLE when that cannot be used, and nothing has changed
+    then."""
 
     def __init__(
         self, options: LifeOptions, reload: Callable[[], LifeOptions], notifier: Notifier
@@ -178,7 +181,7 @@ class Daemon:
         status = self._status
         try:
             self._take_over(self._reload())
-        except (ValueError, SnapshotError, AccessError) as error:
+        except UNUSABLE as error:
             log.error("reload failed, the old settings stay: %s", error)
             status = f"{status}; reload failed: {error}"
         if self._status and not self._is_stopping:

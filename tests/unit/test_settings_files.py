@@ -1,16 +1,23 @@
 """What the table of settings gives: the page, the example, the help and `latentd config`."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
 import settings_files
-from latentd.__main__ import main
+from latentd.__main__ import build_parser, main
+from latentd.commands.parsing import read_config
+from latentd.commands.serve import reread
 from latentd.config import RELOADABLE, SETTINGS, Config
+from latentd.endpoint import EndpointError
+from latentd.preflight import check_endpoints
+from latentd.settings import ConfigError
 from latentd.settings_text import toml
 from latentd.sources import read
+from serving import serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +123,69 @@ def test_latentd_config_refuses_what_serve_refuses(capsys: pytest.CaptureFixture
     assert main(["config", "--max-ctx", "0"]) == 78
     printed = capsys.readouterr()
     assert (printed.out, "max_ctx = 0 (from flag --max-ctx)" in printed.err) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--endpoint", "tcp://0.0.0.0:5000"], "without CURVE tcp is served on loopback only"),
+        (["--control-endpoint", "tcp://*:5000"], "without CURVE tcp is served on loopback only"),
+        (["--endpoint", "ipc:///" + "x" * 107], "the path has 108 bytes, .* at most 107"),
+        (["--endpoint", "ipc:///x", "--control-endpoint", "ipc:///x"], "they must differ"),
+        (["--endpoint", "tcp://[::1]:5", "--control-endpoint", "tcp://[::1]:5"], "must differ"),
+    ],
+)
+def test_latentd_config_refuses_endpoints_with_the_words_of_serve(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = read_config(build_parser().parse_args(["serve", *flags]))
+    with pytest.raises(EndpointError, match=told) as caught:
+        check_endpoints(config.server_options())
+    assert main(["config", *flags]) == 78
+    assert capsys.readouterr() == ("", f"latentd config: {caught.value}\n")
+
+
+def test_what_serve_would_stop_at_on_this_machine_is_told_beside_the_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--save", f"{tmp_path}/no/snapshot", "--curve-key", f"{tmp_path}/key",
+        "--curve-clients", f"{tmp_path}/clients", "--endpoint", f"ipc://{tmp_path}/slip/l/d.sock",
+    ]  # fmt: skip
+    assert main(["config", *flags]) == 0
+    printed = capsys.readouterr()
+    assert f'save = "{tmp_path}/no/snapshot"' in printed.out
+    told = printed.err.splitlines()
+    parts = "no model", "curve_key: key file", "slip does not exist", "is no directory that"
+    for line, part in zip(told, parts, strict=True):
+        assert line.startswith("latentd config: serve would stop here: ")
+        assert part in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_latentd_config_does_not_mind_the_daemon_that_it_may_be_asked_about(
+    endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(endpoint):
+        assert main(["config", "--model", "/m", "--endpoint", endpoint]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reload_fails_where_a_restart_would(tmp_path: Path) -> None:
+    file = tmp_path / "latentd.toml"
+    good = 'model = "/m"\nendpoint = "ipc:///tmp/d.sock"\n'
+    file.write_text(good)
+    args = build_parser().parse_args(["serve", "--config-file", str(file)])
+    config = read_config(args)
+    before = logging.getLogger().level
+    for bad, error in (
+        ('log_level = "error"\nendpoint = "ipc:///tmp/d.sock"\n', ConfigError),
+        ('model = "/m"\nlog_level = "error"\nendpoint = "tcp://0.0.0.0:5"\n', EndpointError),
+    ):
+        file.write_text(bad)
+        with pytest.raises(error):
+            reread(args, config)
+    assert logging.getLogger().level == before
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,15 @@ from latentd.commands.parsing import (
     read_settings,
 )
 from latentd.config import GROUPS
+from latentd.preflight import check_forms, hindrances
+from latentd.settings import ConfigError
 from latentd.settings_text import effective_lines
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
+    from latentd.config import Config
     from latentd.sources import Effective
 
 
@@ -26,18 +31,35 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the command."""
     about = "print the settings that `serve` would have, and where each comes from"
     parser = add_command(subparsers, "config", about, run, EXIT_CONFIG)
+    parser.epilog = (
+        "What no machine could serve is refused as by serve (exit code 78). What serve would stop "
+        "at here and now, started by this user, is told on stderr; check looks at a checkpoint."
+    )
     parser.add_argument("--json", action="store_true", help="print them as JSON, not as TOML")
     add_settings(parser, GROUPS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them: as a file that `--config-file` takes, or as JSON."""
+    """Print them: as a file that `--config-file` takes, or as JSON. What can never be served is
+    refused as `serve` does; what depends on this machine, its files and who asks is only told."""
     effective = read_settings(args)
+    options = effective.config.server_options()
+    check_forms(options)
     if args.json:
         print(json.dumps(as_json(effective), indent=2))
     else:
         print("\n".join(effective_lines(effective)))
+    for text in dict.fromkeys((*_lacking(effective.config), *hindrances(options))):
+        print(f"{args.parser.prog}: serve would stop here: {text}", file=sys.stderr)
     return 0
+
+
+def _lacking(config: Config) -> Iterator[str]:
+    """That no model is named: it may come with a flag, as the other settings from a file."""
+    try:
+        config.engine_options()
+    except ConfigError as error:
+        yield str(error)
 
 
 def as_json(effective: Effective) -> dict[str, dict[str, object]]:

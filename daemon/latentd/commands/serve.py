@@ -18,6 +18,7 @@ from latentd.commands.parsing import (
 from latentd.config import GROUPS, RELOADABLE, SETTINGS
 from latentd.logs import start_logging
 from latentd.notify import Notifier
+from latentd.preflight import check_forms
 from latentd.snapshot_files import check_target
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 def reread(args: argparse.Namespace, config: Config) -> Config:
     """Read the configuration of a running daemon again: the log level changes at once, what else
-    may change is the caller's, and what may not is named. Raises ConfigError, SnapshotError where
-    nothing could be saved, or AccessError; then nothing has changed."""
+    may change is the caller's, and what may not is named. Raises ConfigError, EndpointError,
+    SnapshotError where nothing could be saved, or AccessError, also for what a restart would stop
+    at; then nothing has changed."""
     fresh = read_config(args)
+    fresh.engine_options()
+    check_forms(fresh.server_options())
     read_lists(fresh.access_options())
     if fresh.save is not None:
         check_target(fresh.save.absolute())
