@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from latentd.engine_figures import EngineFigures
     from latentd.histogram import Histogram
     from latentd.operations import ModelInfo
+    from latentd.reload import Reload
     from latentd.work import Work
     from latentd_client.protocol import Header
 
@@ -46,7 +47,7 @@ class Moment(NamedTuple):
         }
 
 
-def take_down(work: Work) -> Moment:
+def take_down(work: Work, reload: Reload) -> Moment:
     """The figures of now, on the engine thread."""
     outbox, waiting = work.outbox, work.waiting
     streams = (run for run in work.runs.values() if isinstance(run, StreamRun))
@@ -58,6 +59,7 @@ def take_down(work: Work) -> Moment:
         "admitted_late": waiting.admitted,
         "lost_streams": sum(run.is_lost for run in streams),
         **outbox.counters,
+        **reload.figures(),
     }
     engine, first_token = work.engine.figures(), work.first_token.copy()
     refused, info = dict(outbox.refused), work.engine.info

@@ -44,6 +44,8 @@ SERVER_GAUGES: Final = {
     "sessions": ("sessions", "sessions"),
     "waiting_requests": ("waiting", "requests that wait for a slot or for pages"),
     "parked_streams": ("parked_streams", "streams whose reader is full"),
+    "reload_failed": ("reload_failed", "1: the last reload failed, the settings before it stay"),
+    "restart_needed": ("restart_needed", "settings that a reload found changed and cannot change"),
 }
 """The same of `stats["server"]`."""
 COUNTERS: Final = {

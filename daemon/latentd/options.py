@@ -121,9 +121,11 @@ class ServerOptions:
 @dataclass(frozen=True)
 class LifeOptions:
     """How the daemon ends and begins, and for whom: the time that running work gets, where slots
-    are saved, and where the last ones are. A reload may change all but `restore`."""
+    are saved, and where the last ones are. A reload may change all but `restore`; those settings
+    that it has found changed and cannot change are `waiting` for a restart, by name."""
 
     drain_s: float = 30.0
     save: Path | None = None
     restore: Path | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
+    waiting: tuple[str, ...] = ()

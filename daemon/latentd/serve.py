@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from latentd import handed_over, snapshot, snapshot_files
-from latentd.access import AccessError
 from latentd.backend import start_engine
-from latentd.endpoint import EndpointError
 from latentd.freed_memory import keep_freed_memory
 from latentd.leaving import leaving_on_device_fault, leaving_on_failure
 from latentd.operations import DeviceFault
 from latentd.preflight import check_endpoints, raise_file_limit
+from latentd.reload import UNUSABLE, Reload
 from latentd.server import Server
 from latentd.snapshot_files import SnapshotError
 from latentd.summary import summary_lines
@@ -45,8 +44,6 @@ STOP_MARGIN_S: Final = 30.0
 SWITCH_INTERVAL_S = 1e-4
 """How long another thread may hold the interpreter while the engine waits for it (measured:
 a burst of pure Python stalls the engine 5-9 ms with the default of 5 ms, 0.7-4.7 with this)."""
-UNUSABLE: Final = (ValueError, AccessError, EndpointError, SnapshotError)
-"""What settings that are read again can turn out to be."""
 
 log = logging.getLogger("latentd")
 
@@ -65,6 +62,7 @@ class Daemon:
         self._notifier = notifier
         self._server: Server | None = None
         self._status = ""
+        self._reloaded = Reload()
         self._is_stopping = False
         self._take_over(options)
 
@@ -92,6 +90,7 @@ class Daemon:
             tick = self._notifier.tick
             fresh = replace(server_options, drain_s=self._drain_s, access=self._access)
             server = self._server = Server(engine, fresh, tick, listening)
+            server.reload = self._reloaded
             held = self._restore(engine, server)
             if self._is_stopping:
                 return 0  # and the snapshot stays for another start
@@ -105,7 +104,7 @@ class Daemon:
             gc.collect()
             gc.freeze()
             self._status = f"serving {engine.info.name}"
-            self._notifier.send(READY=1, STATUS=self._status)
+            self._notifier.send(READY=1, STATUS=self._status + self._reloaded.note)
             with leaving_on_failure():
                 server.serve()
             self._notifier.send(STOPPING=1)
@@ -176,16 +175,20 @@ class Daemon:
         self._server.stop(self._drain_s)
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
-        """SIGHUP: take over what can change without a restart."""
+        """SIGHUP: take over what can change without a restart, and tell where all can see it what
+        has come of it."""
         self._notifier.reloading()
-        status = self._status
         try:
-            self._take_over(self._reload())
+            options = self._reload()
+            self._take_over(options)
+            self._reloaded = Reload(waiting=options.waiting)
         except UNUSABLE as error:
             log.error("reload failed, the old settings stay: %s", error)
-            status = f"{status}; reload failed: {error}"
+            self._reloaded = self._reloaded._replace(failure=str(error))
+        if self._server is not None:
+            self._server.reload = self._reloaded
         if self._status and not self._is_stopping:
-            self._notifier.send(READY=1, STATUS=status)
+            self._notifier.send(READY=1, STATUS=self._status + self._reloaded.note)
 
     def _take_over(self, options: LifeOptions) -> None:
         """Have these settings from now on; while loading, once there is a server."""

@@ -22,6 +22,7 @@ from latentd.gather import Gather
 from latentd.intake import FEW_MESSAGES, Intake
 from latentd.listener import Listener
 from latentd.operations import DeviceFault
+from latentd.reload import Reload
 from latentd.replies import Outbox
 from latentd.sessions import Sessions
 from latentd.upkeep import Upkeep
@@ -63,6 +64,8 @@ class Server:
         """Time for running work when the control socket is asked to drain without naming one."""
         self.sessions = Sessions(options.lease_s, options.grace_s)
         self.access = Access(options.access)
+        self.reload = Reload()
+        """The last one; whoever reloads sets it, for `stats`."""
         self.save_to: Path | None = None
         """Where whoever asked for the drain wants to have the slots saved."""
         self._on_tick = on_tick
@@ -95,10 +98,10 @@ class Server:
             self._engine, options, sessions, self._outbox, self.access, self.control_endpoint
         )
         self._intake = Intake(self._work, listener)
-        figures = Figures(lambda: self._post(publish), take_down(self._work))
+        figures = Figures(lambda: self._post(publish), take_down(self._work, self.reload))
 
         def publish() -> None:
-            figures.publish(take_down(self._work))
+            figures.publish(take_down(self._work, self.reload))
 
         self._control = ControlThread(
             listener.control_router, sessions, self.access, figures, self._post_cancel, self._drain

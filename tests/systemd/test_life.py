@@ -68,8 +68,11 @@ def test_reload_takes_over_what_may_change_and_names_what_may_not(
     running.run("systemctl", "reload", UNIT)
     wait_until(lambda: "reloaded: " in running.log(UNIT))
     assert "max_slots has changed; a restart is needed for it" in running.log(UNIT)
-    assert running.peek(UNIT, "StatusText") == "serving tiny"
+    told = "serving tiny; a restart is needed for max_slots"
+    assert running.peek(UNIT, "StatusText") == told
     assert running.peek(UNIT, "ActiveState") == "active"
+    with control(running) as daemon:
+        assert daemon.stats()["server"]["restart_needed"] == 1
 
 
 def test_a_reload_that_fails_is_told_in_the_status_and_changes_nothing(
@@ -82,6 +85,7 @@ def test_a_reload_that_fails_is_told_in_the_status_and_changes_nothing(
     running.show(UNIT, "ActiveState", "StatusText")
     with control(running) as daemon:
         assert daemon.health()["state"] == "ready"
+        assert daemon.stats()["server"]["reload_failed"] == 1
 
 
 def test_a_reload_returns_when_the_settings_are_read(running: Manager, settings: Path) -> None:

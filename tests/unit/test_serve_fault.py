@@ -1,19 +1,22 @@
 """The serving process over a fake engine: a device fault, and what the service manager hears."""
 
 import resource
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gates import wait_until
 from latentd.notify import Notifier
 from latentd.options import LifeOptions
-from latentd_client import Client, LatentdError
+from latentd_client import Client, Control, LatentdError
 from processes import environment
 
 pytest.importorskip("torch")
@@ -158,6 +161,47 @@ def test_a_server_begins_with_what_a_reload_has_changed_while_loading(tmp_path: 
     command = [sys.executable, "-c", script, f"ipc://{tmp_path}/latentd.sock"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "7.0 54321\n"
+
+
+READ_AGAIN = """
+from latentd.endpoint import EndpointError
+
+waiting = LifeOptions(1.0, waiting=("max_slots", "name"))
+outcomes = iter([EndpointError("it is nowhere"), waiting, ValueError("bad"), LifeOptions(1.0)])
+
+def read_again():
+    outcome = next(outcomes)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+daemon ="""
+
+
+def test_what_has_come_of_a_reload_is_told_until_the_next_one(tmp_path: Path) -> None:
+    script = SERVE.replace("\ndaemon =", READ_AGAIN).replace("LifeOptions, No", "read_again, No")
+    manager = Manager(tmp_path, script)
+    manager.wait_for("READY=1")
+    with Control(manager.endpoint.replace(".sock", ".ctl")) as control:
+
+        def has_figures(failed: int, waiting: int) -> bool:
+            server = control.stats()["server"]
+            return (server["reload_failed"], server["restart_needed"]) == (failed, waiting)
+
+        for note, failed, waiting in (
+            ("; reload failed: it is nowhere", 1, 0),
+            ("; a restart is needed for max_slots, name", 0, 2),
+            ("; reload failed: bad", 1, 2),
+            ("", 0, 0),
+        ):
+            manager.process.send_signal(signal.SIGHUP)
+            *begun, ended = manager.wait_for("READY=1")
+            assert [text[:11] for text in begun if text != "WATCHDOG=1"] == ["RELOADING=1"]
+            assert ended == f"READY=1\nSTATUS=serving fake{note}"
+            wait_until(partial(has_figures, failed, waiting))
+    manager.process.terminate()
+    assert manager.process.wait(10) == 0
+    manager.socket.close()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ZeroDivisionError("of the test")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latentd.access import read_lists
@@ -47,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     from latentd.serve import Daemon  # needs torch
 
     def reload() -> LifeOptions:
-        return reread(args, config).life_options()
+        return reread(args, config)
 
     daemon = Daemon(config.life_options(), reload, notifier)
     return daemon.run(config.engine_options(), config.server_options())
 
 
-def reread(args: argparse.Namespace, config: Config) -> Config:
+def reread(args: argparse.Namespace, config: Config) -> LifeOptions:
     """Read the configuration of a running daemon again: the log level changes at once, what else
     may change is the caller's, and what may not is named. Raises ConfigError, EndpointError,
     SnapshotError where nothing could be saved, or AccessError, also for what a restart would stop
@@ -65,11 +66,11 @@ def reread(args: argparse.Namespace, config: Config) -> Config:
     if fresh.save is not None:
         check_target(fresh.save.absolute())
     changed = [name for name in SETTINGS if getattr(fresh, name) != getattr(config, name)]
-    for name in changed:
-        if name not in RELOADABLE:
-            log.warning("%s has changed; a restart is needed for it", name)
+    waiting = tuple(name for name in changed if name not in RELOADABLE)
+    for name in waiting:
+        log.warning("%s has changed; a restart is needed for it", name)
     logging.getLogger().setLevel(fresh.log_level.upper())
     values = {name: getattr(fresh, name) for name in RELOADABLE}
     given = [f"{name} {value}" for name, value in values.items() if value not in (None, "")]
     log.info("reloaded: %s", ", ".join(given))
-    return fresh
+    return replace(fresh.life_options(), waiting=waiting)
