@@ -7,6 +7,7 @@ writes them from latentd_client.fields, the page's examples and wire_vectors.py 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import protocol_page
 from latentd_client import errors, fields, protocol
 from serving import Peer, serving
-from wire_vectors import REQUESTS
+from wire_vectors import CONTROL_REQUESTS, REQUESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fakes import FakeEngine
     from latentd_client.fields import Field
 
 TABLE: Final = protocol_page.PATH.with_suffix(".json")
@@ -61,26 +65,40 @@ def _field(field: Field) -> dict[str, Any]:
 def vectors() -> dict[str, Any]:
     """Messages in bytes: the page's examples, and requests with the replies that they get."""
     examples = protocol_page.read_examples(protocol_page.PATH.read_text())
-    with tempfile.TemporaryDirectory(prefix="latentd-") as folder:
-        endpoint = f"ipc://{folder}/d.sock"
-        with serving(endpoint), Peer(endpoint) as peer:
-            replies = {name: ask(peer, frames) for name, frames in REQUESTS.items()}
+    with tempfile.TemporaryDirectory(prefix="latentd-") as folder, talking(folder) as peers:
+        exchanges = [
+            {
+                "name": name,
+                "socket": socket,
+                "request": [frame.hex() for frame in frames],
+                "reply": ask(peers[socket], frames),
+            }
+            for socket, requests in {"data": REQUESTS, "control": CONTROL_REQUESTS}.items()
+            for name, frames in requests.items()
+        ]
     return {
         "version": protocol.VERSION,
         "messages": [
             {
                 "section": example.section,
+                "socket": "control" if "control socket" in example.section else "data",
                 "from": "client" if "op" in example.header else "daemon",
                 "header": example.header,
                 "frames": [frame.hex() for frame in example.frames],
             }
             for example in examples
         ],
-        "exchanges": [
-            {"name": name, "request": [frame.hex() for frame in REQUESTS[name]], "reply": reply}
-            for name, reply in replies.items()
-        ],
+        "exchanges": exchanges,
     }
+
+
+@contextlib.contextmanager
+def talking(folder: str, engine: FakeEngine | None = None) -> Iterator[dict[str, Peer]]:
+    """A daemon in `folder`, and peers without a session at its data and its control socket."""
+    endpoint = f"ipc://{folder}/d.sock"
+    control = protocol.control_endpoint(endpoint)
+    with serving(endpoint, engine), Peer(endpoint) as data, Peer(control) as other:
+        yield {"data": data, "control": other}
 
 
 def ask(peer: Peer, frames: list[bytes]) -> dict[str, Any]:

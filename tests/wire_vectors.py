@@ -64,3 +64,21 @@ REQUESTS: Final[dict[str, list[bytes]]] = {
     "a token that is no int": _pack({**_OPEN, "prompt": [1.5]}),
 }
 """What is sent to the data socket, by what there is to it; frames of one message each."""
+
+CONTROL_REQUESTS: Final[dict[str, list[bytes]]] = {
+    "ping at the control socket": _pack(_PING),
+    "an operation of the data socket": _pack(_OPEN),
+    "hello at the control socket": _pack({**_PING, "op": "hello", "versions": [1, 1]}),
+    "health in another version": _pack({**_PING, "op": "health", "v": 2}),
+    "health without an id": _pack({"v": 1, "op": "health"}),
+    "stats with an int for a bool": _pack({**_PING, "op": "stats", "sessions": 1}),
+    "a trace of no launches": _pack({**_PING, "op": "trace", "last": 0}),
+    "a trace of more launches than are remembered": _pack({**_PING, "op": "trace", "last": 1025}),
+    "a trace of a number that is no int": _pack({**_PING, "op": "trace", "last": 2.0}),
+    "a drain within less than no time": _pack({**_PING, "op": "drain", "drain_s": -0.5}),
+    "a drain within more than a day": _pack({**_PING, "op": "drain", "drain_s": 86401}),
+    "a drain within no number": _pack({**_PING, "op": "drain", "drain_s": float("nan")}),
+    "a drain that saves nowhere": _pack({**_PING, "op": "drain", "save": ""}),
+    "a drain with a path that is too long": _pack({**_PING, "op": "drain", "save": "/" * 2049}),
+}
+"""The same of the control socket."""

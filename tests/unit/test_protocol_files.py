@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ import protocol_files
 from fakes import FakeEngine
 from latentd_client import fields, protocol
 from latentd_client.fields import Field
-from serving import Peer, serving
+from serving import Peer
 from wire_vectors import SESSION
 
 TABLE = json.loads(protocol_files.TABLE.read_text())
 VECTORS = json.loads(protocol_files.VECTORS.read_text())
 OK = [
     "hello", "open", "fork", "step", "step", "stream", "credit", "resume", "step", "open",
-    "truncate", "cancel", "close",
+    "truncate", "cancel", "close", "health", "stats", "trace", "drain",
 ]  # fmt: skip
 """Operations of the page's requests, in its order, that a daemon of 512 tokens runs."""
 REFUSED = [
@@ -70,23 +71,23 @@ def test_the_codec_makes_a_message_of_the_bytes_and_the_bytes_of_it(
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    """A peer without a session."""
-    endpoint = f"ipc://{tmp_path_factory.mktemp('v')}/d.sock"
-    with serving(endpoint), Peer(endpoint) as peer:
-        yield peer
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Peer]]:
+    """Peers without a session, by the socket that they talk to."""
+    with protocol_files.talking(str(tmp_path_factory.mktemp("v"))) as peers:
+        yield peers
 
 
 @pytest.mark.parametrize("exchange", VECTORS["exchanges"], ids=lambda exchange: exchange["name"])
 def test_a_daemon_answers_the_bytes_with_the_reply(
-    stranger: Peer, exchange: dict[str, Any]
+    strangers: dict[str, Peer], exchange: dict[str, Any]
 ) -> None:
-    assert protocol_files.ask(stranger, unhex(exchange["request"])) == exchange["reply"]
+    peer = strangers[exchange["socket"]]
+    assert protocol_files.ask(peer, unhex(exchange["request"])) == exchange["reply"]
 
 
-def test_a_daemon_reads_the_pages_requests_byte_for_byte(endpoint: str) -> None:
+def test_a_daemon_reads_the_pages_requests_byte_for_byte(tmp_path: Path) -> None:
     requests = [message for message in VECTORS["messages"] if message["from"] == "client"]
-    with serving(endpoint, FakeEngine(vocab_size=512)), Peer(endpoint) as peer:
+    with protocol_files.talking(str(tmp_path), FakeEngine(vocab_size=512)) as peers:
         session, first_epoch, statuses = SESSION, 1 << 32, []
         for request in requests:
             frames = unhex(request["frames"])
@@ -94,6 +95,7 @@ def test_a_daemon_reads_the_pages_requests_byte_for_byte(endpoint: str) -> None:
             for slot in (0, 1):
                 old, new = ((epoch + slot).to_bytes(8, "big") for epoch in (1 << 32, first_epoch))
                 frames[0] = frames[0].replace(old, new)
+            peer = peers[request["socket"]]
             peer.socket.send_multipart(frames)
             reply = await_reply(peer, request["header"])
             session = reply.get("session", session)

@@ -32,7 +32,7 @@ def test_an_example_is_what_the_code_sends(header: dict[str, Any], frames: list[
 @pytest.mark.parametrize("header", [h for h, _ in EXAMPLES if "op" in h], ids=lambda h: h["op"])
 def test_an_example_request_has_the_fields_of_its_operation(header: dict[str, Any]) -> None:
     is_batch = header["op"] == "step" and "rows" in header
-    table = fields.STEP_ROWS if is_batch else fields.OPS[header["op"]]
+    table = fields.STEP_ROWS if is_batch else (fields.CONTROL_OPS | fields.OPS)[header["op"]]
     field_checks.check(table, header, header["op"])
     assert set(header) <= {"v", "id", "op", "raw"} | {field.name for field in table}
 
@@ -72,9 +72,12 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
             rows=[[empty["slot"], empty["epoch"], 0]], q={"raw": 0}, latent={"raw": 1},
         )  # fmt: skip
         attended, _ = peer.receive()
+        with Peer(hello["control"]) as asking:
+            told = {41: asking.ask("health"), 42: asking.ask("stats", sessions=True)}
+            told |= {43: asking.ask("trace", last=2), 44: asking.ask("drain", drain_s=2.5)}
     real = {1: hello, 2: opened, 3: step, 4: rows, 5: last, 7: conflict, 8: forked}
     real |= {21: likely, 22: scored, 24: verified, 25: cut, 26: cancelled, 27: closed}
-    real |= {31: exported, 32: begun, 33: taken, 34: adopted, 35: attended}
+    real |= told | {31: exported, 32: begun, 33: taken, 34: adopted, 35: attended}
     assert {number: set(reply) - {"raw"} for number, reply in real.items()} == replies
     assert [reply.get("error") for reply in (*rows["rows"], conflict)] == [
         reply.get("error") for reply in (*example(4)["rows"], example(7))
@@ -82,6 +85,9 @@ def test_the_examples_of_replies_have_the_keys_and_error_texts_of_real_ones(endp
     (sizes,) = [h for h, _ in EXAMPLES if "limits" in h]
     assert set(sizes["model"]) == set(hello["model"])
     assert set(sizes["limits"]) == set(hello["limits"])
+    assert set(example(42)["stats"]) < set(told[42]["stats"])
+    assert set(example(42)["sessions"][0]) == set(told[42]["sessions"][0])
+    assert {len(launch) for launch in (*example(43)["steps"], *told[43]["steps"])} == {10}
 
 
 @pytest.mark.parametrize("op", sorted(fields.OPS | fields.CONTROL_OPS))
