@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 LAST_WORDS_S = 0.05
 """From the last replies until the connections break, while there are clients: when libzmq sees the
 break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been asked for."""
-FAULT_WORDS_S = 0.5
-"""The same after a failure, which nobody could know of before: for clients that think between two
-steps, and for who looks at the health now and then."""
+LATE_WORDS_S = 0.5
+"""The same for who may be slow to look: after a failure, which nobody could know of before, for
+clients that think between two steps and for who looks at the health now and then; and for who has
+asked for the drain."""
 FLUSH_MS = 300
 """Longest wait for the last replies to leave."""
 
@@ -193,7 +194,7 @@ class Server:
         self._set_state("fault")
         self._work.fault = later, text
         housekeeping.refuse_all(self._work, RequestRejected(code, text))
-        self._intake.say_last_words(FAULT_WORDS_S)
+        self._intake.say_last_words(LATE_WORDS_S)
 
     def _set_state(self, state: str) -> None:
         """What health tells from now on."""
@@ -224,8 +225,8 @@ class Server:
         """Let the last replies leave, then take everything down."""
         listener.release()
         self._engine.on_long_wait(lambda: None)
-        if len(self._work.sessions) or self._is_asked:  # who has asked wants the answer
-            self._intake.say_last_words(LAST_WORDS_S)
+        if self._is_asked or len(self._work.sessions):
+            self._intake.say_last_words(LATE_WORDS_S if self._is_asked else LAST_WORDS_S)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

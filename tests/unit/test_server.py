@@ -418,6 +418,23 @@ def test_a_client_that_wakes_up_late_still_reads_the_last_words(
         assert peer.receive()[0]["end"] == "draining"
 
 
+def test_who_has_asked_for_the_drain_and_wakes_up_late_still_reads_the_answer(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentd.server.LATE_WORDS_S", 1.0)
+    with (
+        serving(endpoint) as running,
+        Peer(running.server.control_endpoint, is_immediate=True) as peer,
+    ):
+        assert peer.ask("health")["state"] == "ready"
+        assert not peer.socket.poll(50)  # it sleeps
+        peer.send("drain", drain_s=0.0)
+        time.sleep(0.3)
+        assert peer.receive()[0]["status"] == "ok"
+        running.thread.join(10)
+        assert not running.thread.is_alive()
+
+
 def test_tcp_is_served_on_loopback() -> None:
     with serving("tcp://127.0.0.1:*") as running, Client(running.endpoint) as client:
         assert client.open([1]).step().context_len == 2
