@@ -59,9 +59,9 @@ with its source and what is expected (exit code 78), before anything is loaded. 
 prints all settings as they would be, and where each comes from; it takes the flags of `serve`, and
 what it prints is such a file. With `--json` it tells the same to programs. What no machine could
 serve, such as tcp for other machines without CURVE, it refuses as `serve` does; on stderr it tells
-what `serve`, started by the same user, would stop at on this machine as it is: no model, a file of
-keys that cannot be read, no directory for sockets or snapshots. It does not look at the checkpoint
-(`latentd check` does), at a snapshot, or for another daemon.
+what `serve`, started by the same user, would stop at on this machine as it is: no model, or no
+config.json there, a file of keys that cannot be read, no directory for sockets or snapshots. It
+does not look at the weights (`latentd check` does), at a snapshot, or for another daemon.
 
 In a variable 1, true, yes and on are true, 0, false, no and off are false; the flags are `--eager`
 and `--no-eager`. A path may begin with `~`. What has "reload" beside it changes with SIGHUP

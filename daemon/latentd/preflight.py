@@ -11,11 +11,13 @@ import zmq
 
 from latentd.access import Access, AccessError
 from latentd.endpoint import Binding, EndpointError, check_directory, check_form
+from latentd.model.fields import CheckpointError, read_files
 from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
 
     from latentd.options import ServerOptions
 
@@ -61,18 +63,20 @@ def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -
             bound.callback(Binding(router, endpoint, is_bound, is_guarded).release)
 
 
-def hindrances(options: ServerOptions) -> Iterator[str]:
+def hindrances(options: ServerOptions, model_dir: Path | None) -> Iterator[str]:
     """What a start of this process's user would stop at on this machine as it is now, beside what
-    is bound already: files of keys, directories of sockets, the place of snapshots. Nothing is
-    made."""
+    is bound already: the config.json of a model, files of keys, directories of sockets, the place
+    of snapshots. Nothing is made."""
     looks: list[Callable[[], object]] = [partial(Access, options.access)]
     for endpoint in check_forms(options):
         if endpoint.startswith("ipc://"):
             looks.append(partial(check_directory, endpoint[6:], may_make=False))
     if (save := options.access.save) is not None:
         looks.append(partial(check_target, save.absolute()))
+    if model_dir is not None:
+        looks.append(partial(read_files, model_dir))
     for look in looks:
         try:
             look()
-        except (AccessError, EndpointError, SnapshotError) as error:
+        except (AccessError, CheckpointError, EndpointError, SnapshotError) as error:
             yield str(error)

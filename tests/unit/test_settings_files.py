@@ -12,6 +12,7 @@ from latentd.__main__ import build_parser, main
 from latentd.commands.parsing import read_config
 from latentd.commands.serve import reread
 from latentd.config import RELOADABLE, SETTINGS, Config
+from latentd.demo import model_dir
 from latentd.endpoint import EndpointError
 from latentd.preflight import check_endpoints
 from latentd.settings import ConfigError
@@ -145,18 +146,21 @@ def test_latentd_config_refuses_endpoints_with_the_words_of_serve(
     assert capsys.readouterr() == ("", f"latentd config: {caught.value}\n")
 
 
+@pytest.mark.parametrize("has_model", [True, False])
 def test_what_serve_would_stop_at_on_this_machine_is_told_beside_the_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    has_model: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
         "--save", f"{tmp_path}/no/snapshot", "--curve-key", f"{tmp_path}/key",
         "--curve-clients", f"{tmp_path}/clients", "--endpoint", f"ipc://{tmp_path}/slip/l/d.sock",
     ]  # fmt: skip
+    flags += ["--model", str(tmp_path)] if has_model else []
     assert main(["config", *flags]) == 0
     printed = capsys.readouterr()
     assert f'save = "{tmp_path}/no/snapshot"' in printed.out
     told = printed.err.splitlines()
-    parts = "no model", "curve_key: key file", "slip does not exist", "is no directory that"
+    parts = ["curve_key: key file", "slip does not exist", "is no directory that"]
+    parts = [*parts, f"{tmp_path}/config.json: No such file"] if has_model else ["no model", *parts]
     for line, part in zip(told, parts, strict=True):
         assert line.startswith("latentd config: serve would stop here: ")
         assert part in line
@@ -167,7 +171,7 @@ def test_latentd_config_does_not_mind_the_daemon_that_it_may_be_asked_about(
     endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(endpoint):
-        assert main(["config", "--model", "/m", "--endpoint", endpoint]) == 0
+        assert main(["config", "--model", str(model_dir()), "--endpoint", endpoint]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -43,23 +43,25 @@ def run(args: argparse.Namespace) -> int:
     """Print them: as a file that `--config-file` takes, or as JSON. What can never be served is
     refused as `serve` does; what depends on this machine, its files and who asks is only told."""
     effective = read_settings(args)
-    options = effective.config.server_options()
-    check_forms(options)
+    check_forms(effective.config.server_options())
     if args.json:
         print(json.dumps(as_json(effective), indent=2))
     else:
         print("\n".join(effective_lines(effective)))
-    for text in dict.fromkeys((*_lacking(effective.config), *hindrances(options))):
+    for text in dict.fromkeys(_obstacles(effective.config)):
         print(f"{args.parser.prog}: serve would stop here: {text}", file=sys.stderr)
     return 0
 
 
-def _lacking(config: Config) -> Iterator[str]:
-    """That no model is named: it may come with a flag, as the other settings from a file."""
+def _obstacles(config: Config) -> Iterator[str]:
+    """What `serve` would stop at. That no model is named is one: it may come with a flag, as the
+    other settings from a file."""
+    model_dir = None
     try:
-        config.engine_options()
+        model_dir = config.engine_options().model_dir
     except ConfigError as error:
         yield str(error)
+    yield from hindrances(config.server_options(), model_dir)
 
 
 def as_json(effective: Effective) -> dict[str, dict[str, object]]:

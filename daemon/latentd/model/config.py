@@ -6,12 +6,11 @@ refused by name before a device is touched.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentd.model.fields import MAX_LAYERS, CheckpointError, Fields
+from latentd.model.fields import MAX_LAYERS, CheckpointError, Fields, read_files
 from latentd.model.moe_config import MoeConfig, read_moe
 from latentd.model.rope import RopeParams, read_rope
 from latentd_kernels.attention_shapes import HEAD_WIDTHS, MAX_HEADS
@@ -82,14 +81,7 @@ class ModelConfig:
     def from_dir(cls, path: Path | str) -> ModelConfig:
         """Read `path`/config.json (or `path` itself if it is a file) and, where it is there,
         generation_config.json beside it. Raises CheckpointError."""
-        path = Path(path)
-        if path.is_file() and path.suffix != ".json":
-            raise CheckpointError(f"{path} is a file; name its directory, with config.json")
-        file = path / "config.json" if path.is_dir() else path
-        generation = file.with_name("generation_config.json")
-        return cls.from_dict(
-            _read_json(file), _read_json(generation) if generation.is_file() else None
-        )
+        return cls.from_dict(*read_files(Path(path)))
 
     @classmethod
     def from_dict(
@@ -173,15 +165,3 @@ def _eos_ids(fields: Fields, generation: Mapping[str, object]) -> tuple[int, ...
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise source.refuse("eos_token_id", "a token id, a list of token ids, or null")
     return tuple(ids)
-
-
-def _read_json(file: Path) -> dict[str, object]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; a checkpoint directory has one") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
-    return values

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 MAX_LAYERS: Final = 1024
 """Far above any model's; a damaged number must not keep the reader busy without end."""
@@ -82,3 +84,25 @@ class Fields:
         if value is None:
             raise CheckpointError(f"{self.origin}: {key} is missing")
         return value
+
+
+def read_files(path: Path) -> tuple[dict[str, object], dict[str, object] | None]:
+    """`path`/config.json (or `path` itself if it is a file) and, where it is there,
+    generation_config.json beside it. Raises CheckpointError."""
+    if path.is_file() and path.suffix != ".json":
+        raise CheckpointError(f"{path} is a file; name its directory, with config.json")
+    file = path / "config.json" if path.is_dir() else path
+    generation = file.with_name("generation_config.json")
+    return _read_json(file), _read_json(generation) if generation.is_file() else None
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}; a checkpoint directory has one") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return values
