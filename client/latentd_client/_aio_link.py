@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-import weakref
 from typing import TYPE_CHECKING
 
 import zmq
 
 from latentd_client import _link, _wire
 from latentd_client._exchange import Exchange
-from latentd_client._handshake import no_hello
+from latentd_client._handshake import check_listener, no_hello
 from latentd_client._meeting import Meeting
 from latentd_client._request import Call, Pending, Reply, too_late
 from latentd_client._watch import Watch
+from latentd_client._weakly import weakly
+from latentd_client._wire import EVENTS, NOBLOCK, POLLIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from latentd_client.keys import CurveKeys
     from latentd_client.results import DaemonInfo
 
-EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
-"""Plain ints: zmq's enums cost a microsecond for each `&` and `|`."""
 FAREWELL_MS = 100
 """What the end of a session has to leave, where nobody waits for the answer."""
 RETRY_S = 0.002  # between two attempts to send
@@ -50,8 +45,7 @@ class AsyncLink:
         self._meeting = Meeting(sock, endpoint, keys is not None)
         try:
             _wire.connect(sock, endpoint)
-            receive = weakref.WeakMethod(self.receive)
-            self.loop.add_reader(int(sock.getsockopt(zmq.FD)), call_method, receive)
+            self.loop.add_reader(int(sock.getsockopt(zmq.FD)), weakly(self.receive))
         except BaseException:
             self.close()
             raise
@@ -65,37 +59,41 @@ class AsyncLink:
                 raise no_hello(self.endpoint, timeout_s)
             await asyncio.sleep(RETRY_S)
 
-    def check_fault(self) -> None:
-        """Raise what keeps the connection from being made again, and ask for another attempt."""
+    def reconnect(self, timeout_s: float) -> None:
+        """See Wire.reconnect. libzmq does it: raise what keeps it from that, and ask for another
+        attempt."""
+        check_listener(self.endpoint)
         if self._watch is not None and (fault := self._watch.take_fault()) is not None:
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
             raise fault
 
     def watch(self, info: DaemonInfo, session: str) -> None:
-        """Renew the session's lease, and notice when the connection breaks."""
-        loop, wake_all = self.loop, weakref.WeakMethod(self._wake_all)
-        renew = weakref.WeakMethod(self._renew)
+        """Keep to what the daemon has told; renew the session's lease, and notice when the
+        connection breaks."""
+        self.exchange.heed(info)
+        loop, renew, wake_all = self.loop, weakly(self._renew), weakly(self._wake_all)
         self._session = session
         self._watch = Watch(
             self._meeting, info.control, self.keys, session, info.lease_s,
-            lambda: loop.call_soon_threadsafe(call_method, renew),
-            lambda: loop.call_soon_threadsafe(call_method, wake_all),
+            lambda: loop.call_soon_threadsafe(renew),
+            lambda: loop.call_soon_threadsafe(wake_all),
         )  # fmt: skip
 
     def follow(self, info: DaemonInfo, session: str) -> None:
-        """Renew another session's lease from now on."""
+        """The same of another session, from now on."""
         self._session = session
+        self.exchange.heed(info)
         if self._watch is not None:
             self._watch.follow(info.control, session, info.lease_s)
 
     def is_here(self) -> bool:
         """Whether the event loop that runs now is the link's own."""
-        with contextlib.suppress(RuntimeError):  # none runs: something is being collected
+        try:
             return asyncio.get_running_loop() is self.loop
-        return False
+        except RuntimeError:  # none runs: something is being collected
+            return False
 
-    @property
     def losses(self) -> int:
         """How often the connection broke."""
         return self._watch.losses if self._watch is not None else 0
@@ -104,7 +102,7 @@ class AsyncLink:
         """Send a call and wait for its first reply (None when none is expected). Raises
         RequestRejected, DeadlineExceeded, ConnectionLost, ProtocolError."""
         pending, frames = self.exchange.start(call)
-        pending.connection = self.losses
+        pending.connection = self.losses()
         deadline = time.monotonic() + limit_s
         try:
             while not self._send(frames):  # not connected (yet, or any more), or its queue is full
@@ -155,14 +153,14 @@ class AsyncLink:
             self.exchange.receive(sock.recv_multipart(NOBLOCK))
 
     def _check(self, pending: Pending) -> None:
-        if pending.connection != self.losses or self.socket.closed:
+        if pending.connection != self.losses() or self.socket.closed:
             raise _link.lost(self.endpoint)
 
     def _wake_all(self) -> None:
         """The connection broke: whoever waits on it gets to know, after its last words. Who has
         seen that before may wait on the next one already."""
         self.receive()
-        self._abandon_all(but=self.losses)
+        self.exchange.abandon_all(but=self.losses())
 
     def _renew(self) -> None:
         """Renew the lease here; its reply is skipped when it comes."""
@@ -171,11 +169,6 @@ class AsyncLink:
     def send_now(self, call: Call) -> None:
         """Send what nobody waits for, if that goes now."""
         self._send(self.exchange.start(call)[1])
-
-    def _abandon_all(self, but: int | None = None) -> None:
-        for pending in self.exchange.abandon_all(but):
-            if pending.wake is not None:
-                pending.wake()
 
     def close(self) -> None:
         """Close the connection, end the watch and wake who waits; again is harmless."""
@@ -187,7 +180,7 @@ class AsyncLink:
             return self._close_socket()
         self.loop.remove_reader(int(self.socket.getsockopt(zmq.FD)))
         self._close_socket()
-        self._abandon_all()
+        self.exchange.abandon_all()
 
     def leave(self) -> None:
         """Close the connection when the event loop has ended, without waiting for the watch."""
@@ -202,22 +195,6 @@ class AsyncLink:
         self._context.term()
 
 
-def forget(link: AsyncLink, pid: int) -> None:
-    """Stop to renew the lease of a client that nobody knows any more; waits for nothing."""
-    if pid != os.getpid():
-        return
-    try:
-        link.loop.call_soon_threadsafe(link.close)
-    except RuntimeError:  # the event loop has ended
-        link.leave()
-
-
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def call_method(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a method of something, if that is still there."""
-    if bound := method():
-        bound()

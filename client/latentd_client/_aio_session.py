@@ -1,5 +1,5 @@
-"""The asyncio client's session: moves the bytes that the scripts of `_calls` want moved, and goes
-on after a broken connection. Tasks run side by side."""
+"""The asyncio client's session: moves the bytes that the scripts of `_calls` want moved. Tasks run
+side by side."""
 
 from __future__ import annotations
 
@@ -10,57 +10,44 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
-from latentd_client._aio_link import AsyncLink, call_method, forget
-from latentd_client._calls import Calls
+from latentd_client._aio_link import AsyncLink
+from latentd_client._base_session import PAUSE_S, BaseSession
 from latentd_client._given import seconds
-from latentd_client._handshake import check_listener, no_hello
-from latentd_client._request import Call
-from latentd_client._session import PAUSE_S, RECOVERY_S
-from latentd_client.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    LatentdError,
-    RequestRejected,
-    SessionLost,
-)
-from latentd_client.keys import keys_for
+from latentd_client._handshake import no_hello
+from latentd_client._request import Call, Pending
+from latentd_client._weakly import weakly
+from latentd_client.errors import ConnectionLost, DeadlineExceeded, LatentdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from latentd_client._calls import Script
-    from latentd_client._request import Pending, Reply
     from latentd_client._stream import StreamReader
     from latentd_client.keys import CurveKeys
+    from latentd_client.results import DaemonInfo
 
 T = TypeVar("T")
 
 
-class AsyncSession:
+class AsyncSession(BaseSession):
     """A connection to a daemon and a session there, from `connect` on."""
+
+    link: AsyncLink | None = None
 
     def __init__(
         self, endpoint: str, timeout_s: float, connect_timeout_s: float, reopens: bool,
         keys: CurveKeys | None,
     ) -> None:  # fmt: skip
-        self.endpoint = endpoint
-        self.keys = keys_for(endpoint, keys)
-        self.calls = Calls(endpoint, timeout_s, reopens)
-        self.timeout_s = self.calls.timeout_s
-        self.is_closed = False
-        self.link: AsyncLink | None = None
+        super().__init__(endpoint, timeout_s, reopens, keys)
         self._connect_timeout_s = seconds(connect_timeout_s, "connect_timeout_s")
-        self._pid = os.getpid()
         self._ended: asyncio.Future[None] | None = None  # of a close that has begun
-        self._mending = asyncio.Lock()
-        self._known_losses = 0
 
     async def connect(self) -> None:
         """Connect and say hello, once. Raises ConnectionLost, RequestRejected."""
         if self.link is not None or self.is_closed:
             raise ConnectionLost("a client connects once: make a new one")
         link = self.link = AsyncLink(self.endpoint, self.keys)
-        self._forgotten = weakref.finalize(self, forget, link, self._pid)
+        self._forgotten = weakref.finalize(self, _forget, link, self._pid)
         self._forgotten.atexit = False
         limit_s = self._connect_timeout_s
         deadline = time.monotonic() + limit_s
@@ -74,9 +61,8 @@ class AsyncSession:
             if isinstance(error, DeadlineExceeded):
                 raise no_hello(self.endpoint, limit_s) from None
             raise
-        link.exchange.heed(info)
-        close = weakref.WeakMethod(self._close_orphans)
-        self.calls.on_orphan = lambda: link.loop.call_soon(call_method, close)
+        close_orphans = weakly(self._close_orphans)
+        self.calls.on_orphan = lambda: link.loop.call_soon(close_orphans)
 
     async def run(
         self, make: Callable[[], Script[T]], timeout_s: float | None,
@@ -84,21 +70,23 @@ class AsyncSession:
     ) -> T:  # fmt: skip
         """See `Session.run`; tasks do not take turns."""
         limit_s = self.timeout_s if timeout_s is None else seconds(timeout_s)
+        if self.link is not None and not self.link.is_here():
+            self._check_process()
+            raise ConnectionLost("this client belongs to another event loop; make one in each")
         deadline = time.monotonic() + limit_s
         while True:
+            session, script = self.calls.session, self._script(make, deadline, reader)
             try:
-                return await self._attempt(make, deadline, reader)
+                return await self._drive(script, deadline)
             except LatentdError as error:
-                left_s = deadline - time.monotonic() - PAUSE_S
-                if left_s <= 0 or not self.calls.survives(error):
-                    raise
-                self.check_usable()
+                if not self._outlives(error, session, deadline):
+                    raise self.calls.translate(error) from None
             await asyncio.sleep(PAUSE_S)
 
     async def run_now(self, script: Script[None]) -> None:
         """Drive a script that waits for nothing, if all is well."""
         link = self.link
-        if self.is_closed or link is None or link.losses != self._known_losses:
+        if self.is_closed or link is None or link.losses() != self._known_losses:
             return
         with contextlib.suppress(LatentdError):  # it is a courtesy
             await self._drive(script, time.monotonic())
@@ -125,7 +113,7 @@ class AsyncSession:
         """Tell the daemon, if it is there; in another event loop without an answer."""
         link = self.link
         is_known = self.calls.session and not self.calls.is_lost
-        if link is None or not is_known or link.losses != self._known_losses:
+        if link is None or not is_known or link.losses() != self._known_losses:
             return
         with contextlib.suppress(LatentdError):
             if link.is_here():
@@ -139,56 +127,22 @@ class AsyncSession:
             self.link.close()
 
     def check_usable(self) -> AsyncLink:
-        """Raise ConnectionLost when no call can be made any more, or here."""
-        if self._pid != os.getpid():
-            raise ConnectionLost("this client is of the parent process; make one after a fork")
+        """See `BaseSession.check_usable`."""
+        self._check_process()
         if self.is_closed or self.link is None:
             raise ConnectionLost("the client is closed" if self.is_closed else "connect first")
         if self.calls.gone is not None:
             raise self.calls.gone
         return self.link
 
-    async def _attempt(
-        self, make: Callable[[], Script[T]], deadline: float, reader: StreamReader | None
-    ) -> T:
-        link = self.check_usable()
-        if not link.is_here():
-            raise ConnectionLost("this client belongs to another event loop; make one in each")
-        session = self.calls.session
-        try:
-            is_at_hand = reader is not None and reader.is_at_hand
-            if not is_at_hand and (link.losses != self._known_losses or self.calls.is_lost):
-                async with self._mending:
-                    await self._mend(link, min(deadline, time.monotonic() + RECOVERY_S))
-            session = self.calls.session
-            return await self._drive(make(), deadline)
-        except RequestRejected as refusal:
-            raise self.calls.note(refusal, session) from None
+    def _follow(self, info: DaemonInfo) -> None:
+        self.check_usable().follow(info, self.calls.session)
 
     def _close_orphans(self) -> None:
         """A slot has come that nobody wants."""
         for call in self.calls.close_orphans():
             if isinstance(call, Call) and self.link is not None and not self.is_closed:
                 self.link.send_now(call)
-
-    async def _mend(self, link: AsyncLink, deadline: float) -> None:
-        """After a broken connection: go on if the same daemon still knows the session, else with
-        another session. Raises ModelChanged."""
-        if (losses := link.losses) != self._known_losses:
-            check_listener(self.endpoint)
-            link.check_fault()
-            try:
-                call = Call("resume", {"session": self.calls.session})
-                await link.perform(call, max(0.0, deadline - time.monotonic()))
-            except RequestRejected as refusal:
-                if isinstance(self.calls.translate(refusal), SessionLost):
-                    self._known_losses = losses  # the connection is good
-                raise
-            self._known_losses = losses
-        if self.calls.is_lost:
-            info = await self._drive(self.calls.hello(RECOVERY_S), deadline)
-            link.exchange.heed(info)
-            link.follow(info, self.calls.session)
 
     async def _drive(self, script: Script[T], deadline: float) -> T:
         """Move the bytes that a script wants moved, until the deadline."""
@@ -205,8 +159,22 @@ class AsyncSession:
             value: T = stop.value
             return value
 
-    async def _move(self, item: Call | Pending, limit_s: float) -> Reply | None:
+    async def _move(self, item: Call | Pending | float, limit_s: float) -> object:
+        """See `Session.move`."""
         assert self.link is not None
         if isinstance(item, Call):
             return await self.link.perform(item, item.time(limit_s))
-        return await self.link.wait(item, item.call.time(limit_s))
+        if isinstance(item, Pending):
+            return await self.link.wait(item, item.call.time(limit_s))
+        await asyncio.sleep(item)
+        return None
+
+
+def _forget(link: AsyncLink, pid: int) -> None:
+    """See `_session._forget`."""
+    if pid != os.getpid():
+        return
+    try:
+        link.loop.call_soon_threadsafe(link.close)
+    except RuntimeError:  # the event loop has ended
+        link.leave()

@@ -1,7 +1,7 @@
 """What each call says and how its reply changes a slot, for both clients, without any waiting.
 
 A call is a generator (`Script`): it yields a `Call` to be sent, or a `Pending` whose next reply it
-wants, and is given the `Reply`; a client only moves the bytes.
+wants, and is given the `Reply`, or seconds to wait; a client only moves the bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latentd_client.protocol import Header
 
 T = TypeVar("T")
-Script: TypeAlias = Generator["Call | Pending", Reply, T]
+Script: TypeAlias = Generator["Call | Pending | float", Reply, T]
 
 _NAME = f"latentd-client/{__version__}"
 
@@ -79,28 +79,29 @@ class Calls:
         self.orphans.clear()
         return info
 
-    def translate(self, refusal: RequestRejected) -> LatentdError:
-        """The refusal itself, or SessionLost when it says that the session is over."""
-        boot_id = refusal.detail.get("boot_id")
+    def translate(self, error: LatentdError) -> LatentdError:
+        """The error itself, or SessionLost for a refusal which says that the session is over."""
+        if not isinstance(error, RequestRejected):
+            return error
+        boot_id = error.detail.get("boot_id")
         if boot_id is not None and self.session and boot_id != self.info.boot_id:
             what = "the daemon was restarted and its slots are lost"
-        elif refusal.code == "lease_lost":
+        elif error.code == "lease_lost":
             what = "the session has ended, because the daemon did not hear of it for too long, and"
             what += " its slots are lost"
         else:
-            return refusal
+            return error
         return SessionLost(
             f"{what}: make a new client and open them again; a client made with reopen=True does "
             "that by itself"
         )
 
-    def note(self, refusal: RequestRejected, session: str) -> LatentdError:
-        """The same, and take note of it; `session` is that in which the call was made."""
-        error = self.translate(refusal)
-        if isinstance(error, SessionLost) and session is self.session:
+    def note(self, error: LatentdError, session: str) -> None:
+        """Take note of what a call has met that was made in this session: it may be over."""
+        told = self.translate(error)
+        if told is not error and isinstance(told, SessionLost) and session is self.session:
             self.is_lost = True
-            self.gone = None if self.reopens else error
-        return error
+            self.gone = None if self.reopens else told
 
     def survives(self, error: LatentdError) -> bool:
         """Whether the same call, made again, may go on in another life of the daemon."""
@@ -108,7 +109,7 @@ class Calls:
             rows = error.detail.get("rows", ())
             if isinstance(rows, list) and not all(isinstance(x, RequestRejected) for x in rows):
                 return False  # others of the step's rows have run
-            error = self.translate(error)
+        error = self.translate(error)
         is_passing = error.code in PASSING or isinstance(error, (ConnectionLost, DeadlineExceeded))
         return self.reopens and is_passing and not isinstance(error, ModelChanged)
 

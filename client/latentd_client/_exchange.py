@@ -111,13 +111,13 @@ class Exchange:
             while len(self._late) > 1024:  # replies that never came
                 del self._late[next(iter(self._late))]
 
-    def abandon_all(self, but: int | None = None) -> list[Pending]:
+    def abandon_all(self, but: int | None = None) -> None:
         """Stop waiting for everything (the connection is lost), but for what was sent when it had
         been lost `but` times already: that went out on a later one."""
-        lost = [pending for pending in self._pending.values() if pending.connection != but]
-        for pending in lost:
+        for pending in [each for each in self._pending.values() if each.connection != but]:
             del self._pending[pending.request_id]
-        return lost
+            if pending.wake is not None:
+                pending.wake()
 
 
 def _frames(call: Call, request_id: int) -> list[bytes | memoryview]:

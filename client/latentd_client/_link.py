@@ -155,6 +155,15 @@ class Link:
             raise too_late(pending.call, timeout_s)
         return int(left_s * 1000) + 1
 
+    def losses(self) -> int:
+        """See Wire.losses."""
+        return self.wire.losses()
+
+    def reconnect(self, timeout_s: float) -> None:
+        """See Wire.reconnect. What was sent before is answered no more."""
+        self.wire.reconnect(timeout_s)
+        self.exchange.abandon_all()
+
     def close(self) -> None:
         """Close the connection; what was not sent is dropped."""
         self.wire.close()

@@ -287,13 +287,15 @@ def test_a_client_of_another_event_loop_is_refused_by_name_and_can_be_closed(
     endpoint: str,
 ) -> None:
     async def make() -> tuple[AsyncClient, Any]:
-        client = await AsyncClient(endpoint).connect()
+        client = await AsyncClient(endpoint, reopen=True, timeout_s=30.0).connect()
         return client, await client.open([1, 2, 3])
 
     async def use(client: AsyncClient, slot: Any) -> None:
+        start = time.monotonic()
         for call in (slot.step(), client.ping(), client.open([1])):
             with pytest.raises(ConnectionLost, match="another event loop"):
                 await call
+        assert time.monotonic() - start < 10.0  # nothing that comes later would help
         await client.close()
         assert num_watches() == before
 

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fakes import FakeEngine
-from latentd_client import AsyncClient, Client, RequestRejected, _link
+from gates import Gate
+from latentd_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    RequestRejected,
+    SessionLost,
+    _link,
+)
 from latentd_client._wire import ZmqWire
+from lives import Lives
 from serving import serving
 
 if TYPE_CHECKING:
@@ -38,7 +47,7 @@ def test_a_call_at_the_moment_of_a_break_goes_out_on_the_next_connection(endpoin
             assert link is not None
             for _ in range(ROUNDS):
                 await client.ping()
-                break_it(running, lambda: link.losses)
+                break_it(running, link.losses)
                 assert (await client.open([1])).context_len == 1
 
     with serving(endpoint, FakeEngine(max_slots=ROUNDS)) as running:
@@ -57,6 +66,49 @@ def test_a_blocking_call_at_that_moment_does_so_too(
             assert client.open([1]).context_len == 1
 
 
+def test_all_tasks_are_told_that_their_session_was_lost_and_none_begins_another(
+    endpoint: str,
+) -> None:
+    async def main(lives: Lives) -> None:
+        async with AsyncClient(endpoint) as client:
+            slots = [await client.open([n]) for n in range(3)]
+            await asyncio.to_thread(lives.restart)
+            assert client._session.link is not None
+            while not client._session.link.losses():
+                await asyncio.sleep(0.01)
+            steps = [slot.step() for slot in slots]
+            told = await asyncio.gather(*steps, return_exceptions=True)
+            assert [type(error) for error in told] == [SessionLost] * 3
+
+    with Lives(endpoint) as lives:
+        asyncio.run(main(lives))
+        assert lives.engine.stats()["opens"] == 0
+
+
+def test_a_task_keeps_to_its_time_while_another_one_mends_the_connection(endpoint: str) -> None:
+    async def main(running: Running, gate: Gate) -> None:
+        async with AsyncClient(endpoint) as client:
+            slots = [await client.open([n]) for n in range(2)]
+            gate.shut()
+            held = asyncio.create_task(slots[0].step())
+            await asyncio.sleep(0.1)
+            assert client._session.link is not None
+            await asyncio.to_thread(break_it, running, client._session.link.losses)
+            patient = asyncio.create_task(slots[1].step())
+            await asyncio.sleep(0)
+            start = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match="not made again yet"):
+                await client.ping(timeout_s=0.2)
+            assert time.monotonic() - start < 3.0  # the other one waits for 5
+            gate.open()
+            assert (await patient).context_len == 2
+            await asyncio.gather(held, return_exceptions=True)
+
+    engine = FakeEngine()
+    with serving(endpoint, engine) as running:
+        asyncio.run(main(running, Gate(engine)))
+
+
 def test_a_stream_is_read_to_its_end_when_its_daemon_has_left_behind_it(endpoint: str) -> None:
     with serving(endpoint) as running, Client(endpoint) as client:
         steps = client.open([1, 2, 3]).stream(max_steps=60)
@@ -73,7 +125,7 @@ def test_an_asyncio_stream_is_read_to_its_end_too(endpoint: str) -> None:
             steps = slot.stream(max_steps=60)
             await anext(steps)
             await asyncio.to_thread(running.stop, 20)
-            while not link.losses:
+            while not link.losses():
                 await asyncio.sleep(0.01)
             assert len([step async for step in steps]) == 59
 
