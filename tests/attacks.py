@@ -53,11 +53,11 @@ class Pace:
         return self.count < self._most and now < self._end
 
 
-def mutate(path: str, draw: random.Random, pace: Pace) -> None:
+def mutate(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Nearly right messages of a session with a slot; what is right among them is done."""
     goes_on = True
     while goes_on:
-        peer = RawPeer(path)
+        peer = RawPeer(endpoint)
         session: str = peer.ask(id=0, op="hello", versions=[1, 1])["session"]
         opened = {"op": "open", "session": session, "key": "first", "prompt": [1, 2, 3]}
         peer.send([protocol.encode({"v": 1, "id": 1, **opened})])
@@ -67,11 +67,11 @@ def mutate(path: str, draw: random.Random, pace: Pace) -> None:
         peer.close()
 
 
-def mutate_foreign(path: str, draw: random.Random, pace: Pace) -> None:
+def mutate_foreign(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Nearly right messages of nobody's session."""
     goes_on = True
     while goes_on:
-        peer = RawPeer(path)
+        peer = RawPeer(endpoint)
         goes_on = _mutate(peer, "0123456789abcdef" * 3, draw, pace)
         peer.settle()
         peer.close()
@@ -98,10 +98,10 @@ def _follow(seat: dict[str, int], reply: dict[str, Any]) -> None:
             seat[name] = reply[told]
 
 
-def mutate_control(path: str, draw: random.Random, pace: Pace) -> None:
+def mutate_control(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """The same at the control socket, all but `drain`, which ours may do."""
     ops = [op for op in (*fields.CONTROL_OPS, "open", "fly", "", None) if op != "drain"]
-    peer = RawPeer(path)
+    peer = RawPeer(endpoint)
     while True:
         header = {"v": 1, "id": peer.sent, "op": draw.choice(ops), "session": "0" * 48}
         header[draw.choice(("session", "request", "v", "id"))] = draw.choice((*JUNK, *INTS))
@@ -115,12 +115,12 @@ def mutate_control(path: str, draw: random.Random, pace: Pace) -> None:
     peer.close()
 
 
-def garbage(path: str, draw: random.Random, pace: Pace) -> None:
+def garbage(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Connections that say something else than they should and are closed by either side; some are
     kept, with half a message or half a handshake."""
     held: deque[socket.socket] = deque()
     while pace.goes_on():
-        sock = connected(path)
+        sock = connected(endpoint)
         said = draw.choice(GARBAGE)(draw)
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -135,15 +135,15 @@ def garbage(path: str, draw: random.Random, pace: Pace) -> None:
         sock.close()
 
 
-def come_and_go(path: str, draw: random.Random, pace: Pace) -> None:
+def come_and_go(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Connections that are closed at once."""
     while pace.goes_on():
-        connected(path).close()
+        connected(endpoint).close()
 
 
-def flood(path: str, draw: random.Random, pace: Pace) -> None:
+def flood(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Right requests, as many as go in, whose replies are read late."""
-    peer = RawPeer(path)
+    peer = RawPeer(endpoint)
     pings = [protocol.encode({"v": 1, "id": number, "op": "ping"}) for number in range(BATCH)]
     while pace.goes_on(BATCH):
         peer.send(pings)
@@ -151,9 +151,9 @@ def flood(path: str, draw: random.Random, pace: Pace) -> None:
     peer.close()
 
 
-def heartbeats(path: str, draw: random.Random, pace: Pace) -> None:
+def heartbeats(endpoint: str, draw: random.Random, pace: Pace) -> None:
     """Commands and endless small frames, which are no messages yet."""
-    sock = connected(path)
+    sock = connected(endpoint)
     sock.sendall(DEALER)
     parts = (zmtp.command(b"PING", b"\0\0" + b"c" * 16) * 8, zmtp.frame(b"", zmtp.MORE) * 100)
     sock.setblocking(False)
@@ -165,7 +165,7 @@ def heartbeats(path: str, draw: random.Random, pace: Pace) -> None:
             continue
         except OSError:  # beyond a limit
             sock.close()
-            sock = connected(path)
+            sock = connected(endpoint)
             sock.sendall(DEALER)
             sock.setblocking(False)
     sock.close()

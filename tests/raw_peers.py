@@ -6,6 +6,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from dialling import dial
 from latentd_client import protocol, zmtp
 
 if TYPE_CHECKING:
@@ -19,28 +20,24 @@ class Silence(AssertionError):
     """The daemon does not answer."""
 
 
-def connected(path: str) -> socket.socket:
+def connected(endpoint: str) -> socket.socket:
     """A fresh connection; more than the daemon's backlog have to wait."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(PATIENCE_S)
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            sock.connect(path)
+            return dial(endpoint, PATIENCE_S)
         except BlockingIOError:
             if time.monotonic() > end:
                 raise Silence("the daemon takes no connection") from None
             time.sleep(0.002)
-            continue
-        return sock
 
 
 class RawPeer:
     """A DEALER in our own bytes. It counts what it has sent and the last replies (those without
     `more`): every message gets one."""
 
-    def __init__(self, path: str) -> None:
-        self._sock = connected(path)
+    def __init__(self, endpoint: str) -> None:
+        self._sock = connected(endpoint)
         self._reader = zmtp.FrameReader(1 << 30, 64, 1 << 30)
         self.sent = self.answered = 0
         self._sock.sendall(zmtp.GREETING + zmtp.ready(b"DEALER"))

@@ -132,8 +132,7 @@ class Peer:
 
 @contextlib.contextmanager
 def arriving(running: Running, *peers: Peer) -> Iterator[None]:
-    """While the daemon waits for a launch: what these peers send on ipc within has arrived at its
-    end."""
+    """While the daemon waits for a launch: what these peers send within has arrived at its end."""
     wait_until(lambda: bool(running.engine.launches.in_flight))
     before = sum(peer.sent_bytes for peer in peers)
     yield
@@ -142,7 +141,7 @@ def arriving(running: Running, *peers: Peer) -> Iterator[None]:
 
 
 def num_unread(running: Running) -> int:
-    """Bytes of all peers on ipc that the daemon has not read yet."""
+    """Bytes of all peers that the daemon has not read yet."""
     listener = running.server._listener
     assert listener is not None
     router = listener.router

@@ -68,8 +68,7 @@ class Siege:
         socket = self._control if name in attacks.CONTROL else self.endpoint
         self._seed += self._attackers
         jobs = [
-            (name, socket.removeprefix("ipc://"), self._seed + i, most // self._attackers,
-             seconds, self._rate)
+            (name, socket, self._seed + i, most // self._attackers, seconds, self._rate)
             for i in range(self._attackers)
         ]  # fmt: skip
         begin = time.monotonic()
@@ -115,12 +114,12 @@ class Siege:
 
 
 def _attack(
-    name: str, path: str, seed: int, most: int, seconds: float, rate: float
+    name: str, endpoint: str, seed: int, most: int, seconds: float, rate: float
 ) -> tuple[int, float]:
     """In a process of its own: what was sent, and the seconds of processor time."""
     pace = attacks.Pace(most, seconds, rate)
     begin = time.process_time()
-    {**attacks.DATA, **attacks.CONTROL}[name](path, random.Random(seed), pace)
+    {**attacks.DATA, **attacks.CONTROL}[name](endpoint, random.Random(seed), pace)
     return pace.count, time.process_time() - begin
 
 

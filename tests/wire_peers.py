@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from typing import TYPE_CHECKING
 
+from dialling import dial
 from latentd_client.zmtp import GREETING, frame, ready
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-    from pathlib import Path
+    from collections.abc import Callable, Container
 
     from latentd.routing import Message
     from latentd.zmtp_router import ZmtpRouter
@@ -44,21 +45,30 @@ def run_awake(router: ZmtpRouter, times: int) -> list[Message]:
     return received
 
 
+def run_until(router: ZmtpRouter, holds: Callable[[], bool]) -> list[Message]:
+    """The same until something holds, for what need not have arrived at once."""
+    received = []
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, "it has not come to that within 10 s"
+        router.sleep(10)
+        received += run(router, 2)
+    return received
+
+
 def connect(
-    path: Path, router: ZmtpRouter, hello: bytes = GREETING + DEALER_READY
+    where: str, router: ZmtpRouter, hello: bytes = GREETING + DEALER_READY
 ) -> socket.socket:
     """A connection by hand that has said `hello`."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(5)
-    sock.connect(str(path))
+    sock = dial(where, 5)
     sock.sendall(hello)
     run_awake(router, 4)
     return sock
 
 
-def greeted(path: Path, router: ZmtpRouter) -> tuple[socket.socket, bytes]:
+def greeted(where: str, router: ZmtpRouter) -> tuple[socket.socket, bytes]:
     """A connection by hand and the router's name for it."""
-    sock = shaken(path, router)
+    sock = shaken(where, router)
     sock.sendall(frame(b"hello"))
     return sock, await_message(router)[0]
 
@@ -66,6 +76,12 @@ def greeted(path: Path, router: ZmtpRouter) -> tuple[socket.socket, bytes]:
 def num_descriptors() -> int:
     """How many this process holds."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Whether the other end is closed, of one that has nothing to say any more, by now."""
+    sock.settimeout(0.01)
+    return is_closed(sock)
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -80,12 +96,19 @@ def is_closed(sock: socket.socket) -> bool:
     return True
 
 
-def shaken(path: Path, router: ZmtpRouter) -> socket.socket:
+def shaken(where: str, router: ZmtpRouter) -> socket.socket:
     """A connection by hand that has read the router's side of the handshake too."""
-    sock = connect(path, router)
-    assert sock.recv(64, socket.MSG_WAITALL) == GREETING
-    expected = ready(b"ROUTER")
-    assert sock.recv(len(expected), socket.MSG_WAITALL) == expected
+    sock = connect(where, router)
+    expected = GREETING + ready(b"ROUTER")
+    peek = socket.MSG_PEEK | socket.MSG_DONTWAIT
+
+    def has_said_all() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return len(sock.recv(len(expected), peek)) == len(expected)
+        return False
+
+    run_until(router, has_said_all)
+    assert sock.recv(len(expected)) == expected
     return sock
 
 

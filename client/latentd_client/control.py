@@ -63,7 +63,7 @@ class Control:
 
     def sessions(self) -> list[Header]:
         """The sessions that the daemon has, the newest first, at most 512: `number`, who uses it
-        (`user`, `group` and `process` on ipc; `key`, its `name` and `address` over tcp), `slots`,
+        (`user`, `group` and `process` on ipc; `key`, its `name` and `address` with CURVE), `slots`,
         operations `running`, and `silent_s`. Others than admins are told of their own only."""
         told = self._ask("stats", {"sessions": True}).get("sessions")
         return told if isinstance(told, list) else []

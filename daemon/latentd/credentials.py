@@ -20,8 +20,8 @@ GROUP_BYTES: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """A peer. On ipc the system tells `user`, `group`, `process` and `groups` (all of the peer's,
-    when it connected, if they are 256 at most); over tcp there is an `address`, and with CURVE the
-    peer's public `key`."""
+    when it connected, if they are 256 at most); with CURVE there are an `address` and the peer's
+    public `key`; over plain tcp nothing is known."""
 
     user: int | None = None
     group: int | None = None
@@ -44,7 +44,9 @@ UNKNOWN: Final = Credentials()
 
 
 def of_socket(sock: socket.socket) -> Credentials:
-    """Those of a unix socket's other end."""
+    """Those of a socket's other end: over tcp the system knows nothing of it, though it answers."""
+    if sock.family != socket.AF_UNIX:
+        return UNKNOWN
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     process, user, group = _UCRED.unpack(told)
     groups = array("I")

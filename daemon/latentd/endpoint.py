@@ -1,21 +1,22 @@
-"""Binding an endpoint safely: path length, directory, permissions, and a lock against a second
-daemon (libzmq would let it steal the path without a word). It knows nothing of messages."""
+"""Listening at an endpoint safely: path length, directory, permissions, and a lock against a second
+daemon (the system would let it steal the path). It knows nothing of messages."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import functools
-import ipaddress
 import logging
 import os
+import socket
 import stat
-from typing import Protocol
+from typing import Final
 
-import zmq
+from latentd import tcp_address
 
-from latentd_client import protocol
-
+BACKLOG: Final = 1024
+"""Connections that the system keeps until they are taken. Over tcp one that finds no place there
+comes again after a second."""
 MAX_PATH_BYTES = 107
 """sun_path of a unix socket holds 108 bytes, the last is 0 (unix(7))."""
 REMEDY = "choose a place of your own with --endpoint or LATENTD_ENDPOINT"
@@ -28,57 +29,50 @@ class EndpointError(Exception):
     """An endpoint that cannot be served; the text names it, the reason and what to do."""
 
 
-class Bindable(Protocol):
-    """A socket, ours or of libzmq."""
-
-    def bind(self, endpoint: str, /) -> object:
-        """Listen there."""
-
-
 class Binding:
-    """One endpoint, bound and locked until `release`. `endpoint` is where clients connect."""
+    """One endpoint that listens, locked until `release`. `endpoint` is where clients connect, and
+    `socket` listens there: it is the caller's."""
 
     def __init__(
-        self, socket: Bindable, endpoint: str, is_bound: bool = False, is_guarded: bool = False
+        self, endpoint: str, handed_over: socket.socket | None = None, is_guarded: bool = False
     ) -> None:
-        """Bind the socket. With `is_bound` a path is only locked: the service manager has bound it
-        and takes it away (`handed_over`). A tcp socket that `is_guarded` (CURVE) may be reached
-        from other machines. Raises EndpointError."""
+        """Listen. The path of a socket that is `handed_over` is only locked: the service manager
+        has bound it and takes it away. tcp that `is_guarded` (CURVE) may be reached from other
+        machines. Raises EndpointError."""
         self.endpoint = endpoint
         self._path: str | None = None
         self._lock = -1
         try:
             check_form(endpoint, is_guarded)
             if endpoint.startswith("ipc://"):
-                self._bind_path(socket, endpoint[6:], is_bound)
+                self.socket = self._take_path(endpoint[6:], handed_over)
             else:
-                socket.bind(endpoint)
-                assert isinstance(socket, zmq.Socket)
-                last = socket.getsockopt(zmq.LAST_ENDPOINT)
-                self.endpoint = bytes(last).rstrip(b"\0").decode()
-        except (zmq.ZMQError, OSError) as error:
+                self.socket = _take_port(*tcp_address.parse(endpoint, is_guarded))
+                self.endpoint = tcp_address.endpoint_of(self.socket)
+        except OSError as error:
             self.release()
-            raise EndpointError(f"cannot bind {endpoint}: {error}") from None
+            raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {REMEDY}") from None
         except BaseException:
             self.release()
             raise
 
-    def _bind_path(self, socket: Bindable, path: str, is_bound: bool) -> None:
+    def _take_path(self, path: str, handed_over: socket.socket | None) -> socket.socket:
         check_directory(path)
         self._take_lock(path)
-        if is_bound:
-            return
+        if handed_over is not None:
+            return handed_over
         if os.path.lexists(path):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise EndpointError(f"{path} exists and is not a socket; it is left alone")
             os.unlink(path)  # a daemon that died left it: we hold the lock
         old_mask = os.umask(0o117)
         try:
-            socket.bind(self.endpoint)
+            sock = _listening(socket.socket(socket.AF_UNIX), path)
         finally:
             os.umask(old_mask)
         self._path = path
         os.chmod(path, 0o660)
+        return sock
 
     def _take_lock(self, path: str) -> None:
         """Lock PATH.lock, which stays behind: removing it would let two daemons lock two files."""
@@ -107,6 +101,22 @@ class Binding:
             self._lock = -1
 
 
+def _take_port(host: str, port: int) -> socket.socket:
+    family, address = tcp_address.find(host, port)
+    return _listening(tcp_address.make_socket(family), address)
+
+
+def _listening(sock: socket.socket, address: str | tcp_address.Address) -> socket.socket:
+    """A socket that listens; closed where it cannot."""
+    try:
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def check_form(endpoint: str, is_guarded: bool = False) -> None:
     """Refuse what no machine could serve; nothing is looked at. Raises EndpointError."""
     if endpoint.startswith("ipc://"):
@@ -119,7 +129,10 @@ def check_form(endpoint: str, is_guarded: bool = False) -> None:
         if endpoint[6:7] != "/":
             raise EndpointError(f"endpoint {endpoint}: the path must be absolute")
     elif endpoint.startswith("tcp://"):
-        _check_address(endpoint, is_guarded)
+        try:
+            tcp_address.parse(endpoint, is_guarded)
+        except ValueError as error:
+            raise EndpointError(f"endpoint {endpoint}: {error}") from None
     else:
         raise EndpointError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
 
@@ -156,21 +169,3 @@ def _warn_once(directory: str, mode: int) -> None:
         "socket directory %s has mode %04o: everybody on this machine can look into it; "
         "expected is 0750", directory, mode,
     )  # fmt: skip
-
-
-def _check_address(endpoint: str, is_guarded: bool) -> None:
-    if not protocol.has_port(endpoint):
-        raise EndpointError(f"endpoint {endpoint}: it must end with a port, 0 to 65535")
-    if is_guarded:
-        return
-    host = endpoint[6:].rpartition(":")[0].strip("[]")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise EndpointError(
-            f"endpoint {endpoint}: without CURVE tcp is served on loopback only (127.0.0.1 or "
-            "[::1]); make a key with `latentd keygen FILE`, set curve_key to it and curve_clients "
-            "to a file of the clients' public keys"
-        )

@@ -13,7 +13,7 @@ import zmq
 from latentd.control import MAX_REQUEST_BYTES
 from latentd.endpoint import Binding, EndpointError
 from latentd.pulse import Pulse
-from latentd.zmq_router import ZmqRouter, make_router
+from latentd.zmq_router import ZmqRouter, make_router, serve_at
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Listener:
     """The data and the control socket. `router` is the engine thread's, `control_router` the
     control thread's; `wake` may be called on any thread and in a signal handler. `pulse` is there
-    when the data socket is of libzmq and the engine may poll."""
+    when the data socket is of libzmq (tcp with CURVE) and the engine may poll."""
 
     def __init__(
         self, options: ServerOptions, access: Access,
@@ -73,22 +73,19 @@ class Listener:
         return self._bind(anywhere, MAX_REQUEST_BYTES, 1)
 
     def _bind(self, endpoint: str, max_frame_bytes: int, max_frames: int) -> Router:
-        """A socket that listens."""
-        if endpoint.startswith("ipc://"):
-            ours = ZmtpRouter(max_frame_bytes, max_frames, self._access)
+        """A socket that listens: ours, but for tcp with CURVE, which is of libzmq."""
+        pair = self._access.pair if endpoint.startswith("tcp://") else None
+        binding = Binding(endpoint, self._handed_over.get(endpoint), is_guarded=pair is not None)
+        self._bindings.append(binding)
+        if pair is None:
+            ours = ZmtpRouter(binding.socket, max_frame_bytes, max_frames, self._access)
             self._routers.append(ours)
-            listening = self._handed_over.get(endpoint)
-            self._bindings.append(Binding(ours, endpoint, is_bound=listening is not None))
-            if listening is not None:
-                ours.adopt(listening)
             return ours
-        theirs = make_router(self._context, max_frame_bytes, endpoint.startswith("tcp://["))
-        pair = self._access.pair
-        self._routers.append(router := ZmqRouter(theirs, max_frames, is_guarded=pair is not None))
-        if pair is not None:
-            self._doorman = self._doorman or _hire_doorman(self._context, pair, self._access)
-            self._doorman.guard(theirs)
-        self._bindings.append(Binding(theirs, endpoint, is_guarded=pair is not None))
+        theirs = make_router(self._context, max_frame_bytes)
+        self._routers.append(router := ZmqRouter(theirs, max_frames))
+        self._doorman = self._doorman or _hire_doorman(self._context, pair, self._access)
+        self._doorman.guard(theirs)
+        serve_at(theirs, binding.socket, binding.endpoint)
         return router
 
     @property
@@ -110,8 +107,8 @@ class Listener:
 
     def wait(self, until: float) -> None:
         """Wait for a message, a wake-up or a time: polling for `spin_us` after the last message was
-        dealt with (others get the processor if they want it: libzmq's own thread must run), then
-        asleep."""
+        dealt with (others get the processor if they want it, as the thread of libzmq where that
+        serves), then asleep."""
         if self._is_fresh:
             self._is_fresh = False
             self._spin_until = time.monotonic() + self._spin_s

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import resource
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
-
-import zmq
 
 from latentd.access import Access, AccessError
 from latentd.endpoint import Binding, EndpointError, check_directory, check_form
@@ -16,7 +14,8 @@ from latentd.snapshot_files import SnapshotError, check_target
 from latentd_client import protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    import socket
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from latentd.options import ServerOptions
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def raise_file_limit() -> None:
     """Let this process open as many files as it may, usually far more than the 1024 of a shell:
-    libzmq aborts the process when a client connects and no descriptor is left."""
+    each client has two, and libzmq (tcp with CURVE) aborts the process when none is left."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = 1 << 20 if hard == resource.RLIM_INFINITY else hard
     with suppress(OSError, ValueError):  # then the limit stays as it was
@@ -43,11 +42,14 @@ def check_forms(options: ServerOptions) -> tuple[str, str]:
     return endpoint, control
 
 
-def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -> None:
+def check_endpoints(
+    options: ServerOptions, handed_over: Mapping[str, socket.socket] | None = None
+) -> None:
     """Bind both endpoints and let go of them, so that a path that cannot be served is refused
     before weights are loaded. Those of `handed_over` are bound already, and must be among
     them: nobody else would serve who connects there. Raises EndpointError, AccessError."""
     endpoints = check_forms(options)
+    handed_over = handed_over or {}
     for other in handed_over:
         if other not in endpoints:
             raise EndpointError(
@@ -56,11 +58,13 @@ def check_endpoints(options: ServerOptions, handed_over: Collection[str] = ()) -
                 "(ListenStream=), or mask it"
             )
     is_guarded = Access(options.access).pair is not None
-    with zmq.Context() as context, ExitStack() as bound:
+    with ExitStack() as bound:
         for endpoint in endpoints:
-            router = bound.enter_context(closing(context.socket(zmq.ROUTER)))
-            is_bound = endpoint in handed_over
-            bound.callback(Binding(router, endpoint, is_bound, is_guarded).release)
+            given = handed_over.get(endpoint)
+            binding = Binding(endpoint, given, is_guarded)
+            bound.callback(binding.release)
+            if given is None:
+                bound.enter_context(binding.socket)
 
 
 def hindrances(options: ServerOptions, model_dir: Path | None) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Keeps the thread of libzmq awake while the engine waits for the device.
 
-libzmq sends and receives on a thread of its own. During a step of 2 ms nothing wakes it, its
-processor goes to sleep, and the reply pays for that: 56 us more over a step of 2300 us than with a
-pulse every 50 us (a virtual machine with an H200). A short step needs none: the processor waits
-that long by itself.
+With CURVE libzmq sends and receives, on a thread of its own. During a step of 2 ms nothing wakes
+it, its processor goes to sleep, and the reply pays for that: 56 us more over a step of 2300 us than
+with a pulse every 50 us (a virtual machine with an H200). A short step needs none: the processor
+waits that long by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A `Router` over libzmq, for transports other than ipc."""
+"""A `Router` over libzmq, for tcp with CURVE."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from latentd.credentials import UNKNOWN, Credentials
+from latentd.credentials import Credentials
 from latentd.parking import size_of
 from latentd.routing import SEND_QUEUE, SPARE_S, Frames, Message, Sent
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Container, Sequence
-    from socket import socket as Wakee
 
 EVENTS, POLLIN, RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 NOBLOCK, NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -29,51 +29,50 @@ KEY_BYTES = 40
 NO_KEY = "?" * KEY_BYTES
 
 
-def make_router(
-    context: zmq.Context[zmq.Socket[bytes]], max_frame_bytes: int, is_ipv6: bool
-) -> zmq.Socket[bytes]:
+def make_router(context: zmq.Context[zmq.Socket[bytes]], max_frame_bytes: int) -> zmq.Socket[bytes]:
     """A ROUTER that tells when a peer is full or gone."""
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.SNDHWM, SEND_QUEUE)
     router.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     router.setsockopt(zmq.LINGER, 0)
-    router.setsockopt(zmq.IPV6, int(is_ipv6))
     return router
 
 
-class ZmqRouter:
-    """A `Router` over a ROUTER of libzmq."""
+def serve_at(router: zmq.Socket[bytes], listening: socket.socket, endpoint: str) -> None:
+    """Serve who connects to `listening`, which is libzmq's from now on and its endpoint."""
+    router.setsockopt(zmq.USE_FD, listening.detach())
+    router.bind(endpoint)
 
-    def __init__(
-        self, socket: zmq.Socket[bytes], max_frames: int, is_guarded: bool = False
-    ) -> None:
-        """Where peers have a CURVE key (`is_guarded`) it is part of their names: anybody may choose
-        the routing id of one who has gone."""
-        self._is_guarded = is_guarded
+
+class ZmqRouter:
+    """A `Router` over a ROUTER of libzmq. A peer's key is part of its name: anybody may choose the
+    routing id of one who has gone."""
+
+    def __init__(self, router: zmq.Socket[bytes], max_frames: int) -> None:
         self.spare_s = SPARE_S  # connections come in on libzmq's own thread
-        self._socket = socket
+        self._socket = router
         self._max_frames = max_frames
-        self._send = super(zmq.Socket, socket).send  # without the wrapper's own half microsecond
+        self._send = super(zmq.Socket, router).send  # without the wrapper's own half microsecond
         self._queued: dict[bytes, list[tuple[zmq.MessageTracker, int]]] = {}  # and their bytes
         self._known: dict[bytes, Credentials] = {}
         self._is_ready = False  # the next receive need not ask
-        self._wakee: Wakee | None = None
+        self._wakee: socket.socket | None = None
         self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(router, zmq.POLLIN)
 
     def receive(self) -> Message | None:
         """See Router.receive."""
-        socket = self._socket
+        router = self._socket
         if self._is_ready:
             self._is_ready = False
-        elif not int(socket.getsockopt(EVENTS)) & POLLIN:
+        elif not int(router.getsockopt(EVENTS)) & POLLIN:
             return None
-        peer = self._meet() if self._is_guarded else socket.recv(NOBLOCK)
-        frames = [socket.recv(NOBLOCK)]
+        peer = self._meet()
+        frames = [router.recv(NOBLOCK)]
         count = 1
-        while socket.getsockopt(RCVMORE):
-            frame = socket.recv(NOBLOCK)
+        while router.getsockopt(RCVMORE):
+            frame = router.recv(NOBLOCK)
             count += 1
             if count <= self._max_frames:
                 frames.append(frame)
@@ -128,7 +127,7 @@ class ZmqRouter:
     def _try_send(self, peer: bytes, frames: Sequence[bytes | memoryview | zmq.Frame]) -> Sent:
         try:
             send = self._send
-            where = peer[:-KEY_BYTES] if self._is_guarded else peer
+            where = peer[:-KEY_BYTES]
             send(where, NOBLOCK_MORE)  # the only send that can fail: a message is taken whole
             for frame in frames[:-1]:
                 send(frame, NOBLOCK_MORE)
@@ -147,7 +146,7 @@ class ZmqRouter:
             self._is_ready = True
         return self._is_ready
 
-    def watch(self, wakee: Wakee) -> None:
+    def watch(self, wakee: socket.socket) -> None:
         """See Router.watch."""
         self._wakee = wakee
         self._poller.register(wakee, zmq.POLLIN)
@@ -164,8 +163,6 @@ class ZmqRouter:
 
     def who(self, peer: bytes) -> Credentials:
         """See Router.who."""
-        if not self._is_guarded:
-            return UNKNOWN
         return self._known.get(peer) or Credentials(key=peer[-KEY_BYTES:].decode())
 
     def tick(self, now: float, in_use: Callable[[], Container[bytes]]) -> None:

@@ -29,26 +29,20 @@ OUT: Final = select.EPOLLOUT
 class Crowd:
     """The peers, by name (the oldest first) and by descriptor, and the epoll that watches them."""
 
-    def __init__(self, limits: tuple[int, int, int], access: Access) -> None:
-        """`limits` are those of a FrameReader; `access` says who may come, and who has to go when
-        that is changed."""
+    def __init__(
+        self, listening: socket.socket, limits: tuple[int, int, int], access: Access
+    ) -> None:
+        """They come in at `listening`; `limits` are those of a FrameReader; `access` says who may
+        come, and who has to go when that is changed."""
         self.by_name: dict[bytes, ZmtpPeer] = {}
         self.by_fd: dict[int, ZmtpPeer] = {}
         self.epoll = select.epoll()
         self._limits = limits
         self._access, self._access_version = access, access.version
-        self._door = Door(self.epoll)
+        self._door = Door(self.epoll, listening)
         self._holdings = Holdings()
         self._num_accepted = 0
         self._excess, self._strangers = Rarely(), Rarely()
-
-    def bind(self, path: str) -> None:
-        """Listen. Raises OSError."""
-        self._door.bind(path)
-
-    def adopt(self, listening: socket.socket) -> None:
-        """Take connections from a socket that listens already."""
-        self._door.adopt(listening)
 
     def is_door(self, fd: int) -> bool:
         """Whether that is where connections come in."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import resource
 import select
-import socket
 import time
 from typing import TYPE_CHECKING, Final
 
 from latentd.rarely import Rarely
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
-BACKLOG: Final = 128
-"""Connections that the system keeps until they are taken."""
 ACCEPTS: Final = 16
 """Connections taken in one turn at most."""
 RESERVE: Final = 64
@@ -25,27 +23,16 @@ SHARE: Final = 2
 
 
 class Door:
-    """A listening socket in an epoll. It shuts when there is no descriptor for another peer."""
+    """A listening socket, which is ours, in an epoll. It shuts when there is no descriptor for
+    another peer."""
 
-    def __init__(self, epoll: select.epoll) -> None:
+    def __init__(self, epoll: select.epoll, listening: socket.socket) -> None:
         self._epoll = epoll
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
+        self._socket = listening
         self._crowd = Rarely()
         self.is_shut = False
-
-    def bind(self, path: str) -> None:
-        """Listen. Raises OSError."""
-        self._socket.bind(path)
-        self._socket.listen(BACKLOG)
-        self._epoll.register(self._socket, select.EPOLLIN)
-
-    def adopt(self, listening: socket.socket) -> None:
-        """Take connections from a socket that listens already. It is ours from now on."""
-        self._socket.close()
-        self._socket = listening
         listening.setblocking(False)
-        self._epoll.register(listening, select.EPOLLIN)
+        epoll.register(listening, select.EPOLLIN)
 
     def fileno(self) -> int:
         """The listening socket's descriptor."""

@@ -1,4 +1,4 @@
-"""A `Router` on ipc without libzmq, on the thread that uses it.
+"""A `Router` on ipc and plain tcp without libzmq, on the thread that uses it.
 
 libzmq hands every message to a thread of its own and back, which costs a step two wake-ups. This
 one reads and writes the peers' sockets itself; DEALERs of libzmq notice no difference.
@@ -41,16 +41,19 @@ GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 class ZmtpRouter:
-    """Many peers on one listening path. They are served in turn, a message each; a peer is read
+    """Many peers on one listening socket. They are served in turn, a message each; a peer is read
     again when all of its messages were taken and there is room for its replies."""
 
-    def __init__(self, max_frame_bytes: int, max_frames: int, access: Access | None = None) -> None:
-        """A message has at most one frame of `max_frame_bytes` beside its header; `access` says who
-        may connect."""
+    def __init__(
+        self, listening: socket.socket, max_frame_bytes: int, max_frames: int,
+        access: Access | None = None,
+    ) -> None:  # fmt: skip
+        """Serve who connects to `listening`, which is ours from now on. A message has at most one
+        frame of `max_frame_bytes` beside its header; `access` says who may connect."""
         max_message_bytes = max_frame_bytes + protocol.MAX_HEADER_BYTES
         self.spare_s = SPARE_S
         limits = max_frame_bytes, max_frames, max_message_bytes
-        crowd = self._crowd = Crowd(limits, access or Access())
+        crowd = self._crowd = Crowd(listening, limits, access or Access())
         self._peers, self._by_fd = crowd.by_name, crowd.by_fd
         self._poll = crowd.epoll.poll
         self._events: list[tuple[int, int]] = []  # seen by `look` and not dealt with
@@ -60,14 +63,6 @@ class ZmtpRouter:
         self._rests = Rests(crowd)
         self._ready: deque[Message] = deque()
         self._chunk = bytearray(min(CHUNK_BYTES, max_frame_bytes))
-
-    def bind(self, endpoint: str) -> None:
-        """Listen on an ipc endpoint. Raises OSError."""
-        self._crowd.bind(endpoint.removeprefix("ipc://"))
-
-    def adopt(self, listening: socket.socket) -> None:
-        """Serve a socket that listens already, instead of `bind`. It is ours from now on."""
-        self._crowd.adopt(listening)
 
     def receive(self) -> Message | None:
         """See Router.receive."""

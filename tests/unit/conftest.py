@@ -1,5 +1,5 @@
-"""Fixtures for unit tests: a server over the fake engine, both clients, and the daemon's own ROUTER
-on a temporary path."""
+"""Fixtures for unit tests: a server over the fake engine, both clients, CURVE keys, and the
+daemon's own ROUTER on a temporary path or a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from curve_keys import Keys
 from fakes import FakeEngine
+from latentd.endpoint import Binding
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import AsyncClient, Client
 from serving import Blocking, Peer, serving
@@ -65,15 +67,35 @@ def client(endpoint: str, engine: FakeEngine, connect: Callable[..., Any]) -> It
 
 
 @pytest.fixture
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `router` listens; short enough for a socket."""
-    return tmp_path_factory.mktemp("z") / "s"
+def keys(tmp_path: Path) -> Keys:
+    """Of a daemon and its clients."""
+    return Keys(tmp_path)
 
 
 @pytest.fixture
-def router(path: Path) -> Iterator[ZmtpRouter]:
+def transport() -> str:
+    """What `router` listens on: ipc, if a test is not parametrised."""
+    return "ipc"
+
+
+@pytest.fixture
+def binding(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binding]:
+    """Where `router` listens; a path is short enough for a socket."""
+    path = tmp_path_factory.mktemp("z") / "s"
+    binding = Binding(f"ipc://{path}" if transport == "ipc" else "tcp://127.0.0.1:*")
+    yield binding
+    binding.release()
+
+
+@pytest.fixture
+def where(binding: Binding) -> str:
+    """The endpoint of `router`."""
+    return binding.endpoint
+
+
+@pytest.fixture
+def router(binding: Binding) -> Iterator[ZmtpRouter]:
     """A router of the test's own thread."""
-    router = ZmtpRouter(MAX_FRAME_BYTES, MAX_FRAMES)
-    router.bind(f"ipc://{path}")
+    router = ZmtpRouter(binding.socket, MAX_FRAME_BYTES, MAX_FRAMES)
     yield router
     router.close(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 import zmq
 
+from curve_keys import ANYWHERE, Keys, dress
 from gates import wait_until
 from latentd.__main__ import main
 from latentd.access import AccessError
@@ -33,7 +34,7 @@ from latentd_client import (
     RequestRejected,
     protocol,
 )
-from latentd_client.keys import KeyPair, read_pair, write_pair
+from latentd_client.keys import read_pair, write_pair
 from latentd_client.zmtp import GREETING
 from serving import Peer, seat, serving
 
@@ -41,35 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from serving import Running
-
-ANYWHERE = "tcp://127.0.0.1:*"
-
-
-class Keys:
-    """A daemon's keys and those of its clients, in files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.server, self.alice, self.root, self.mallory = (
-            write_pair(folder / name) for name in ("server", "alice", "root", "mallory")
-        )
-        self.clients, admins = folder / "clients", folder / "admins"
-        self.list(self.alice)
-        admins.write_text(f"{self.root.public} the admin\n")
-        self.options = AccessOptions(
-            curve_key=folder / "server", curve_clients=self.clients, curve_admins=admins
-        )
-
-    def list(self, *pairs: KeyPair) -> None:
-        self.clients.write_text("".join(f"{pair.public} a client\n" for pair in pairs))
-
-    def of(self, pair: KeyPair) -> CurveKeys:
-        return CurveKeys(pair, self.server.public)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
 
 
 @pytest.fixture
@@ -179,14 +151,11 @@ class Named(Peer):
     """A client that has chosen its own routing id, as raw ones may."""
 
     def __init__(self, endpoint: str, keys: CurveKeys, name: bytes) -> None:
-        super().__init__(endpoint, before_connect=lambda dealer: _dress(dealer, keys, name))
+        def before_connect(dealer: zmq.Socket[bytes]) -> None:
+            dealer.setsockopt(zmq.ROUTING_ID, name)
+            dress(dealer, keys)
 
-
-def _dress(dealer: zmq.Socket[bytes], keys: CurveKeys, name: bytes) -> None:
-    dealer.setsockopt(zmq.ROUTING_ID, name)
-    dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
-    dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-    dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+        super().__init__(endpoint, before_connect=before_connect)
 
 
 def test_who_takes_the_routing_id_of_one_who_has_gone_is_not_taken_for_him(

@@ -1,15 +1,14 @@
 """What a flood does not keep the engine from: messages, frames, connections, control requests."""
 
-import socket
 import time
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from dialling import dial
 from fakes import FakeEngine
 from gates import Gate, wait_until
 from latentd import intake, requests, zmtp_peer, zmtp_rests
@@ -63,7 +62,7 @@ def test_with_nothing_in_flight_a_turn_answers_as_many_as_there_are(
         time.sleep(2 * intake.DECODING_S)
         take = mock.Mock(side_effect=running.server._intake.take)
         monkeypatch.setattr(running.server._intake, "take", take)
-        peer = RawPeer(endpoint.removeprefix("ipc://"))
+        peer = RawPeer(endpoint)
         peer.send([protocol.encode({"v": 1, "id": i, "op": "ping"}) for i in range(PINGS)])
         peer.settle()
         peer.close()
@@ -97,9 +96,9 @@ def test_who_floods_while_somebody_decodes_rests_and_who_steps_does_not(
     ids=["frames", "commands"],
 )
 def test_many_tiny_frames_in_one_read_are_looked_at_a_few_a_turn(
-    path: Path, router: ZmtpRouter, tiny: bytes, count: int
+    where: str, router: ZmtpRouter, tiny: bytes, count: int
 ) -> None:
-    flood, peer = shaken(path, router), shaken(path, router)
+    flood, peer = shaken(where, router), shaken(where, router)
     flood.sendall(tiny * count + frame(b"end"))
     peer.sendall(frame(b"step"))
     assert [frames for _, frames, _ in run(router, 2)] == [[b"step"]]
@@ -123,9 +122,9 @@ def test_a_reader_says_when_it_has_not_looked_at_all() -> None:
 
 
 def test_a_peer_that_rests_is_read_when_its_time_is_over_or_when_nobody_else_is_there(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    sock, name = greeted(path, router)
+    sock, name = greeted(where, router)
     router.rest(name, 60.0)
     sock.sendall(frame(b"one") + frame(b"two"))
     assert not run(router, 3)
@@ -143,12 +142,10 @@ def test_a_peer_that_rests_is_read_when_its_time_is_over_or_when_nobody_else_is_
 
 
 def test_connections_are_taken_as_long_as_there_is_time(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp_rests, "DOOR_S", 60.0)
-    crowd = [socket.socket(socket.AF_UNIX) for _ in range(10)]
-    for sock in crowd:
-        sock.connect(str(path))
+    crowd = [dial(where) for _ in range(10)]
     before = num_descriptors()
     router.spare_s = 0.0
     router.receive()

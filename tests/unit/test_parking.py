@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from curve_keys import ANYWHERE, Keys
 from fakes import FakeEngine
 from latentd import parking, zmq_router
 from latentd.parking import MAX_PARKED, MAX_PARKED_BYTES, Parked
@@ -40,7 +41,7 @@ def test_what_is_parked_is_bounded_in_number_and_bytes_but_for_one() -> None:
 def pair() -> Iterator[tuple[ZmqRouter, zmq.Socket[bytes], bytes]]:
     """A router on tcp, a DEALER that reads little ahead, and that one's name."""
     with zmq.Context() as context:
-        socket = make_router(context, MAX_QUEUED_BYTES, is_ipv6=False)
+        socket = make_router(context, MAX_QUEUED_BYTES)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, 1)
@@ -105,12 +106,15 @@ def test_nothing_is_remembered_of_large_replies_that_have_left(
 
 
 def test_an_export_is_busy_while_replies_before_it_wait_for_their_reader(
-    monkeypatch: pytest.MonkeyPatch,
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_router, "MAX_QUEUED_BYTES", MIB)
     monkeypatch.setattr(parking, "MAX_PARKED_BYTES", 64 * MIB)
     engine = FakeEngine(layers=20)
-    with serving("tcp://127.0.0.1:*", engine) as running, Peer(running.endpoint, 1) as peer:
+    with (
+        serving(ANYWHERE, engine, access=keys.options) as running,
+        Peer(running.endpoint, 1, before_connect=keys.dress) as peer,
+    ):
         opened = peer.hello().open([1] * 300)
         for _ in range(20):
             peer.send("export", **seat(opened), first=0, count=5)

@@ -17,7 +17,7 @@ from latentd.options import ServerOptions
 from latentd.plans import StepOutputs
 from latentd.replies import Outbox
 from latentd.server import Server
-from latentd.zmq_router import ZmqRouter
+from latentd.zmq_router import NO_KEY, ZmqRouter
 from latentd_client import Client, ConnectionLost, Control, RequestRejected
 from serving import Peer, arriving, seat, serving
 
@@ -395,7 +395,7 @@ def test_an_endpoint_that_is_not_local_is_refused(endpoint: str) -> None:
 def test_a_full_peer_says_when_it_takes_something_again() -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as full:
         outbox = Outbox(ZmqRouter(full, 16))  # not connected: every send would block
-        outbox.send(b"peer", {"v": 1})
+        outbox.send(b"peer" + NO_KEY.encode(), {"v": 1})
         assert (outbox.has_parked, outbox.flush()) == (True, False)
         with context.socket(zmq.PAIR) as reader:
             reader.bind("inproc://reader")

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import zmq
 
+from dialling import dial
 from fakes import FakeEngine
 from gates import Gate, wait_until
 from latentd import (
@@ -43,6 +44,7 @@ from wire_peers import (
     is_closed,
     pass_time,
     run,
+    run_until,
     shaken,
 )
 
@@ -91,9 +93,9 @@ def test_the_protocol_page_names_the_bounds_that_the_code_has() -> None:
 
 
 def test_a_message_is_bounded_as_a_whole_and_not_only_frame_by_frame(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    good, bad = shaken(path, router), shaken(path, router)
+    good, bad = shaken(where, router), shaken(where, router)
     header, body = bytes(protocol.MAX_HEADER_BYTES), bytes(MAX_FRAME_BYTES)
     assert send_all(router, good, message([header, body])) == [[header, body]]
     assert not send_all(router, bad, message([header, body, b"x"]))
@@ -103,8 +105,8 @@ def test_a_message_is_bounded_as_a_whole_and_not_only_frame_by_frame(
         sock.close()
 
 
-def test_a_large_message_leaves_nothing_behind(path: Path, router: ZmtpRouter) -> None:
-    sock = shaken(path, router)
+def test_a_large_message_leaves_nothing_behind(where: str, router: ZmtpRouter) -> None:
+    sock = shaken(where, router)
     assert len(send_all(router, sock, frame(bytes(MAX_FRAME_BYTES)) + frame(b"next"))) == 2
     peer = next(iter(router._peers.values()))
     assert (peer.held_bytes, len(peer._reader._unread)) == (0, 0)
@@ -123,24 +125,24 @@ def test_a_large_message_leaves_nothing_behind(path: Path, router: ZmtpRouter) -
     ids=["a message", "a long READY", "a frame with more", "a heartbeat", "an empty command"],
 )
 def test_before_the_handshake_ended_a_peer_is_worth_4_kib(
-    path: Path, router: ZmtpRouter, hello: bytes
+    where: str, router: ZmtpRouter, hello: bytes
 ) -> None:
-    bad = connect(path, router, hello + bytes(1000) if hello[-1] else hello)
+    bad = connect(where, router, hello + bytes(1000) if hello[-1] else hello)
     assert not run(router)
     assert is_closed(bad)
     bad.close()
 
 
 def test_all_connections_share_one_budget_and_who_holds_most_for_longest_goes(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch,
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(zmtp_holdings, "HELD_BYTES", 4 << 20)
-    crowd = [shaken(path, router) for _ in range(40)]
+    crowd = [shaken(where, router) for _ in range(40)]
     for sock in crowd[:3]:
         send_all(router, sock, long_frame(MAX_FRAME_BYTES) + bytes(1_000_000))
     pass_time(router, 3)
-    good = shaken(path, router)  # its message is larger than what any other holds
+    good = shaken(where, router)  # its message is larger than what any other holds
     body = os.urandom(3_000_000)
     assert send_all(router, good, frame(body)) == [[body]]
     for sock in crowd[3:]:
@@ -155,9 +157,9 @@ def test_all_connections_share_one_budget_and_who_holds_most_for_longest_goes(
 
 
 def test_long_messages_of_a_crowd_do_not_keep_a_short_one_waiting(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    crowd, good = [shaken(path, router) for _ in range(40)], shaken(path, router)
+    crowd, good = [shaken(where, router) for _ in range(40)], shaken(where, router)
     half = long_frame(1_000_000) + bytes(zmtp_router.CHUNK_BYTES)
     for sock in crowd:
         send_all(router, sock, half)
@@ -176,10 +178,10 @@ def test_long_messages_of_a_crowd_do_not_keep_a_short_one_waiting(
 
 
 def test_who_goes_in_the_middle_of_a_turn_is_not_read_in_it(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp_holdings, "HELD_BYTES", 1 << 20)
-    crowd, good = [shaken(path, router) for _ in range(12)], shaken(path, router)
+    crowd, good = [shaken(where, router) for _ in range(12)], shaken(where, router)
     for sock in crowd:
         send_all(router, sock, long_frame(1_000_000) + bytes(80_000))
     pass_time(router, 1)  # so that those go first who were not read yet
@@ -194,10 +196,11 @@ def test_who_goes_in_the_middle_of_a_turn_is_not_read_in_it(
         sock.close()
 
 
-def test_a_message_that_does_not_go_on_ends_the_connection(path: Path, router: ZmtpRouter) -> None:
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_message_that_does_not_go_on_ends_the_connection(where: str, router: ZmtpRouter) -> None:
     starts = [long_frame(1000), b"\x01", frame(b"head", MORE), b"\x04\x20half a command"]
-    stuck = [shaken(path, router) for _ in starts]
-    idle = shaken(path, router)
+    stuck = [shaken(where, router) for _ in starts]
+    idle = shaken(where, router)
     for sock, start in zip(stuck, starts, strict=True):
         sock.sendall(start)
     pass_time(router, int(PROGRESS_S) - 1)
@@ -210,8 +213,8 @@ def test_a_message_that_does_not_go_on_ends_the_connection(path: Path, router: Z
         sock.close()
 
 
-def test_a_slow_sender_has_all_the_time_it_needs(path: Path, router: ZmtpRouter) -> None:
-    slow = shaken(path, router)
+def test_a_slow_sender_has_all_the_time_it_needs(where: str, router: ZmtpRouter) -> None:
+    slow = shaken(where, router)
     slow.sendall(frame(b"", MORE) * 20 + b"\0\x05")
     for byte in b"slow":
         pass_time(router, int(PROGRESS_S) - 1)
@@ -222,11 +225,11 @@ def test_a_slow_sender_has_all_the_time_it_needs(path: Path, router: ZmtpRouter)
     slow.close()
 
 
-def test_nobody_is_late_while_the_daemon_does_not_look(path: Path, router: ZmtpRouter) -> None:
-    slow = shaken(path, router)
+def test_nobody_is_late_while_the_daemon_does_not_look(where: str, router: ZmtpRouter) -> None:
+    slow = shaken(where, router)
     slow.sendall(long_frame(4))
     pass_time(router, 1)
-    shaking = connect(path, router, GREETING)
+    shaking = connect(where, router, GREETING)
     router.tick(5000.0, frozenset)  # an hour later
     slow.sendall(b"done")
     shaking.sendall(DEALER_READY + frame(b"too"))
@@ -236,9 +239,9 @@ def test_nobody_is_late_while_the_daemon_does_not_look(path: Path, router: ZmtpR
 
 
 def test_a_peer_whose_queue_is_full_is_not_read_until_it_has_taken_its_replies(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    sock, peer = greeted(path, router)
+    sock, peer = greeted(where, router)
     body = os.urandom(10_000)
     sent = 0
     while not router._peers[peer].is_paused:
@@ -260,9 +263,9 @@ def test_a_peer_whose_queue_is_full_is_not_read_until_it_has_taken_its_replies(
 
 
 def test_what_a_peer_asked_before_its_queue_was_full_is_read_later(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    sock, peer = greeted(path, router)
+    sock, peer = greeted(where, router)
     sock.sendall(b"".join(frame(b"%d" % i) for i in range(5)))
     received = [await_message(router)[1]]
     sent = 0
@@ -281,9 +284,9 @@ def test_what_a_peer_asked_before_its_queue_was_full_is_read_later(
 
 
 def test_a_peer_that_reads_again_need_not_send_anything_to_be_served(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sock, peer = greeted(path, router)
+    sock, peer = greeted(where, router)
     sock.sendall(frame(b"first") + frame(b"second"))
     assert await_message(router)[1] == [b"first"]
     while not router._peers[peer].is_paused:
@@ -301,10 +304,10 @@ def test_a_peer_that_reads_again_need_not_send_anything_to_be_served(
 
 
 def test_a_full_queue_is_also_one_of_many_bytes(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp_peer, "QUEUED_BYTES", 1 << 20)
-    sock, peer = greeted(path, router)
+    sock, peer = greeted(where, router)
     for _ in range(4):
         assert router.try_send(peer, [bytes(1 << 19)]) is Sent.YES
     assert router._peers[peer].is_paused
@@ -312,8 +315,8 @@ def test_a_full_queue_is_also_one_of_many_bytes(
     sock.close()
 
 
-def test_streams_alone_do_not_keep_a_peer_from_being_read(path: Path, router: ZmtpRouter) -> None:
-    sock, peer = greeted(path, router)
+def test_streams_alone_do_not_keep_a_peer_from_being_read(where: str, router: ZmtpRouter) -> None:
+    sock, peer = greeted(where, router)
     while router.has_room(peer):
         router.try_send(peer, [bytes(10_000)])
     sock.sendall(frame(b"cancel"))
@@ -322,9 +325,9 @@ def test_streams_alone_do_not_keep_a_peer_from_being_read(path: Path, router: Zm
 
 
 def test_heartbeats_that_nobody_reads_the_answers_of_are_not_read(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    sock, name = greeted(path, router)
+    sock, name = greeted(where, router)
     peer = router._peers[name]
     pings = command(b"PING", b"\0\0" + bytes(4000)) * 8
     sock.setblocking(False)
@@ -338,21 +341,21 @@ def test_heartbeats_that_nobody_reads_the_answers_of_are_not_read(
     sock.close()
 
 
-def test_a_peer_that_is_not_read_is_let_go_when_it_dies(path: Path, router: ZmtpRouter) -> None:
-    sock, peer = greeted(path, router)
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_peer_that_is_not_read_is_let_go_when_it_dies(where: str, router: ZmtpRouter) -> None:
+    sock, peer = greeted(where, router)
     sock.sendall(frame(b"a") + frame(b"b"))
     await_message(router)
     while not router._peers[peer].is_paused:
         router.try_send(peer, [bytes(100_000)])
     sock.close()
-    run(router, 3)
-    assert not router._peers
+    run_until(router, lambda: not router._peers)
     assert not router._crowd._holdings._total
     assert not router.look()
 
 
-def test_a_peer_that_is_not_read_cannot_be_late(path: Path, router: ZmtpRouter) -> None:
-    sock, peer = greeted(path, router)
+def test_a_peer_that_is_not_read_cannot_be_late(where: str, router: ZmtpRouter) -> None:
+    sock, peer = greeted(where, router)
     sock.sendall(long_frame(4))
     run(router)
     sent = 0
@@ -371,20 +374,20 @@ def test_a_peer_that_is_not_read_cannot_be_late(path: Path, router: ZmtpRouter) 
 
 
 def test_when_descriptors_run_short_who_has_no_session_gives_way(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     monkeypatch.setattr(zmtp_door, "RESERVE", limit - 3 * zmtp_door.SHARE)  # three may come
-    owner, name = greeted(path, router)
-    idle = [shaken(path, router) for _ in range(2)]
+    owner, name = greeted(where, router)
+    idle = [shaken(where, router) for _ in range(2)]
     pass_time(router, 10 * int(PROGRESS_S), {name})
     assert len(router._peers) == 3  # there is room: nobody is closed for being idle
-    waits = connect(path, router)
+    waits = connect(where, router)
     pass_time(router, 1, {name})
     assert waits.recv(64, socket.MSG_WAITALL) == GREETING
     assert [is_closed(sock) for sock in idle] == [True, True]
-    fresh = shaken(path, router)
-    late = connect(path, router)
+    fresh = shaken(where, router)
+    late = connect(where, router)
     pass_time(router, 1, {name})
     late.settimeout(0.1)
     with pytest.raises(TimeoutError):  # the others have not had their 30 s yet
@@ -397,10 +400,10 @@ def test_when_descriptors_run_short_who_has_no_session_gives_way(
 
 
 def test_a_req_socket_is_refused_by_name_as_its_replies_would_lack_a_delimiter(
-    path: Path, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
+    where: str, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        sock = connect(path, router, GREETING + ready(b"REQ"))
+        sock = connect(where, router, GREETING + ready(b"REQ"))
         said = sock.recv(1000)
         assert said.endswith(zmtp.error("is a REQ socket; use a DEALER"))
         assert is_closed(sock)
@@ -410,11 +413,11 @@ def test_a_req_socket_is_refused_by_name_as_its_replies_would_lack_a_delimiter(
     ]
 
 
-def test_a_req_of_libzmq_harms_nobody(path: Path, router: ZmtpRouter) -> None:
-    good = shaken(path, router)
+def test_a_req_of_libzmq_harms_nobody(where: str, router: ZmtpRouter) -> None:
+    good = shaken(where, router)
     with zmq.Context() as context, context.socket(zmq.REQ) as req:
         req.setsockopt(zmq.LINGER, 0)
-        req.connect(f"ipc://{path}")
+        req.connect(where)
         req.send(b"question", zmq.NOBLOCK)
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
@@ -434,13 +437,10 @@ def test_thousands_of_requests_sent_before_the_first_reply_is_read_all_get_their
     reader = zmtp.FrameReader(1000, 1, 1000)
     ids: list[int] = []
     with (
-        serving(endpoint) as running, Client(endpoint) as other,
-        socket.socket(socket.AF_UNIX) as sock,
+        serving(endpoint) as running, Client(endpoint) as other, dial(endpoint) as sock,
     ):  # fmt: skip
         router: Any = running.server._listener.router  # type: ignore[union-attr]
         slot = other.open([1, 2, 3])
-        sock.settimeout(10)
-        sock.connect(endpoint.removeprefix("ipc://"))
         sender = threading.Thread(
             target=sock.sendall, args=(GREETING + DEALER_READY + pings_bytes,)
         )
@@ -503,7 +503,6 @@ def test_repeats_of_an_ended_stream_leave_one_reader_of_it(endpoint: str) -> Non
 
 def test_the_control_socket_has_the_same_limits(endpoint: str) -> None:
     with serving(endpoint) as running, Client(endpoint) as client:
-        path = running.server.control_endpoint.removeprefix("ipc://")
         for data in (
             b"GET / HTTP/1.1\r\n\r\n",
             GREETING + ready(b"REQ"),
@@ -511,9 +510,8 @@ def test_the_control_socket_has_the_same_limits(endpoint: str) -> None:
             GREETING + DEALER_READY + frame(bytes(4000), MORE) * 400,
             GREETING + DEALER_READY + frame(b"", MORE) * (zmtp.MAX_MESSAGE_FRAMES + 1),
         ):
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(60)  # many tiny frames are looked at a few at a time, with rests
-                sock.connect(path)
+            # many tiny frames are looked at a few at a time, with rests
+            with dial(running.server.control_endpoint, 60) as sock:
                 try:
                     sock.sendall(data)
                 except OSError:

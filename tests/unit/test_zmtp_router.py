@@ -1,4 +1,4 @@
-"""The daemon's own ROUTER on ipc, against DEALERs of libzmq and against peers by hand."""
+"""The daemon's own ROUTER, against DEALERs of libzmq and against peers by hand."""
 
 import contextlib
 import os
@@ -7,12 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from dialling import dial
 from fakes import FakeEngine
 from latentd import zmtp_door
 from latentd.routing import Sent
@@ -29,23 +29,26 @@ from wire_peers import (
     await_message,
     connect,
     greeted,
+    has_ended,
     is_closed,
     num_descriptors,
     pass_time,
     run,
     run_awake,
+    run_until,
     shaken,
 )
 
 
 @pytest.fixture
-def dealer(path: Path) -> Iterator[zmq.Socket[bytes]]:
+def dealer() -> Iterator[zmq.Socket[bytes]]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVTIMEO, 10_000)
         yield dealer
 
 
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
 @pytest.mark.parametrize(
     "frames",
     [
@@ -55,9 +58,9 @@ def dealer(path: Path) -> Iterator[zmq.Socket[bytes]]:
     ids=lambda frames: f"{len(frames)} frames of {sum(map(len, frames))} bytes",
 )  # fmt: skip
 def test_messages_of_every_size_travel_both_ways(
-    path: Path, router: ZmtpRouter, dealer: zmq.Socket[bytes], frames: list[bytes]
+    where: str, router: ZmtpRouter, dealer: zmq.Socket[bytes], frames: list[bytes]
 ) -> None:
-    dealer.connect(f"ipc://{path}")
+    dealer.connect(where)
     dealer.send_multipart(frames)
     peer, received, count = await_message(router)
     assert (received, count) == (frames, len(frames))
@@ -70,12 +73,12 @@ def test_messages_of_every_size_travel_both_ways(
 
 
 def test_a_heartbeat_of_libzmq_is_answered(
-    path: Path, router: ZmtpRouter, dealer: zmq.Socket[bytes]
+    where: str, router: ZmtpRouter, dealer: zmq.Socket[bytes]
 ) -> None:
     dealer.setsockopt(zmq.HEARTBEAT_IVL, 20)
     dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 200)
     monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    dealer.connect(f"ipc://{path}")
+    dealer.connect(where)
     dealer.send(b"first")
     assert await_message(router)[1] == [b"first"]
     end = time.monotonic() + 0.6
@@ -87,8 +90,8 @@ def test_a_heartbeat_of_libzmq_is_answered(
     monitor.close()
 
 
-def test_what_arrives_byte_by_byte_is_put_together(path: Path, router: ZmtpRouter) -> None:
-    sock = connect(path, router, b"")
+def test_what_arrives_byte_by_byte_is_put_together(where: str, router: ZmtpRouter) -> None:
+    sock = connect(where, router, b"")
     data = GREETING + DEALER_READY + frame(b"head", MORE) + frame(b"z" * 300) + frame(b"last")
     received = []
     for byte in data:
@@ -98,15 +101,15 @@ def test_what_arrives_byte_by_byte_is_put_together(path: Path, router: ZmtpRoute
     sock.close()
 
 
-def test_a_handshake_and_requests_may_come_in_one_piece(path: Path, router: ZmtpRouter) -> None:
+def test_a_handshake_and_requests_may_come_in_one_piece(where: str, router: ZmtpRouter) -> None:
     hello = GREETING + DEALER_READY + frame(b"one") + frame(b"two")
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(str(path))
+    sock = dial(where)
     sock.sendall(hello)
     assert [frames for _, frames, _ in run(router)] == [[b"one"], [b"two"]]
     sock.close()
 
 
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
 @pytest.mark.parametrize(
     "hello",
     [
@@ -129,21 +132,20 @@ def test_a_handshake_and_requests_may_come_in_one_piece(path: Path, router: Zmtp
     ],
 )  # fmt: skip
 def test_who_speaks_something_else_only_loses_its_connection(
-    path: Path, router: ZmtpRouter, hello: bytes
+    where: str, router: ZmtpRouter, hello: bytes
 ) -> None:
-    good = shaken(path, router)
-    bad = connect(path, router, hello)
-    assert not run(router)
-    assert is_closed(bad)
+    good = shaken(where, router)
+    bad = connect(where, router, hello)
+    assert not run_until(router, lambda: has_ended(bad))
     good.sendall(frame(b"fine"))
     assert await_message(router)[1] == [b"fine"]
     good.close()
     bad.close()
 
 
-def test_who_does_not_shake_hands_in_time_is_let_go(path: Path, router: ZmtpRouter) -> None:
+def test_who_does_not_shake_hands_in_time_is_let_go(where: str, router: ZmtpRouter) -> None:
     silent, halfway, good = (
-        connect(path, router, hello) for hello in (b"", GREETING, GREETING + DEALER_READY)
+        connect(where, router, hello) for hello in (b"", GREETING, GREETING + DEALER_READY)
     )
     pass_time(router, int(PROGRESS_S / 2))
     assert len(router._peers) == 3
@@ -155,8 +157,8 @@ def test_who_does_not_shake_hands_in_time_is_let_go(path: Path, router: ZmtpRout
         sock.close()
 
 
-def test_frames_beyond_the_limit_are_counted_and_not_kept(path: Path, router: ZmtpRouter) -> None:
-    sock = shaken(path, router)
+def test_frames_beyond_the_limit_are_counted_and_not_kept(where: str, router: ZmtpRouter) -> None:
+    sock = shaken(where, router)
     for _ in range(40):
         sock.sendall(frame(b"", MORE) * 100)
         assert not run(router, 2)
@@ -168,20 +170,20 @@ def test_frames_beyond_the_limit_are_counted_and_not_kept(path: Path, router: Zm
     sock.close()
 
 
-@pytest.mark.parametrize("where", ["feed", "next"])
+@pytest.mark.parametrize("step", ["feed", "next"])
 def test_a_message_that_memory_has_no_room_for_only_costs_its_sender_the_connection(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch, where: str
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    modest, name = greeted(path, router)
-    greedy, _ = greeted(path, router)
-    real = getattr(zmtp.FrameReader, where)
+    modest, name = greeted(where, router)
+    greedy, _ = greeted(where, router)
+    real = getattr(zmtp.FrameReader, step)
 
     def limited(reader: zmtp.FrameReader, *args: Any) -> Any:
-        if reader.held_bytes + sum(len(data) for data in args if where == "feed") > 5000:
+        if reader.held_bytes + sum(len(data) for data in args if step == "feed") > 5000:
             raise MemoryError
         return real(reader, *args)
 
-    monkeypatch.setattr(zmtp.FrameReader, where, limited)
+    monkeypatch.setattr(zmtp.FrameReader, step, limited)
     with modest, greedy:
         greedy.sendall(frame(bytes(9000)))
         assert run(router) == []
@@ -190,8 +192,8 @@ def test_a_message_that_memory_has_no_room_for_only_costs_its_sender_the_connect
         assert await_message(router)[:2] == (name, [bytes(1000)])
 
 
-def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) -> None:
-    flood, other = shaken(path, router), shaken(path, router)
+def test_a_flood_does_not_keep_others_waiting(where: str, router: ZmtpRouter) -> None:
+    flood, other = shaken(where, router), shaken(where, router)
     flood.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -203,22 +205,22 @@ def test_a_flood_does_not_keep_others_waiting(path: Path, router: ZmtpRouter) ->
     other.close()
 
 
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_a_peer_that_has_gone_is_dead_and_its_last_words_are_read(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    sock = shaken(path, router)
+    sock = shaken(where, router)
     sock.sendall(frame(b"last words"))
     sock.close()
     peer, frames, _ = await_message(router)
     assert frames == [b"last words"]
-    run(router)
+    run_until(router, lambda: not router._peers)
     assert router.try_send(peer, [b"x"]) is Sent.DEAD
-    assert not router._peers
     assert not router._by_fd
 
 
-def test_a_send_finds_out_that_the_peer_has_gone(path: Path, router: ZmtpRouter) -> None:
-    sock = shaken(path, router)
+def test_a_send_finds_out_that_the_peer_has_gone(where: str, router: ZmtpRouter) -> None:
+    sock = shaken(where, router)
     sock.sendall(frame(b"hello") + frame(b"again"))
     peer = await_message(router)[0]
     sock.close()
@@ -227,9 +229,10 @@ def test_a_send_finds_out_that_the_peer_has_gone(path: Path, router: ZmtpRouter)
     assert not router._peers
 
 
-def test_what_is_queued_leaves_before_the_end(path: Path, router: ZmtpRouter) -> None:
-    sock, peer = greeted(path, router)
-    assert router.try_send(peer, [bytes(2_000_000)]) is Sent.YES
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_what_is_queued_leaves_before_the_end(where: str, router: ZmtpRouter) -> None:
+    sock, peer = greeted(where, router)
+    assert router.try_send(peer, [bytes(20_000_000)]) is Sent.YES
     assert router._peers[peer].has_queue
     received = bytearray()
 
@@ -241,27 +244,24 @@ def test_what_is_queued_leaves_before_the_end(path: Path, router: ZmtpRouter) ->
     reader.start()
     router.close(5000)
     reader.join(5)
-    assert received == message([bytes(2_000_000)])
+    assert received == message([bytes(20_000_000)])
     sock.close()
 
 
-def test_who_left_before_its_turn_came_leaves_no_descriptor(path: Path, router: ZmtpRouter) -> None:
+def test_who_left_before_its_turn_came_leaves_no_descriptor(where: str, router: ZmtpRouter) -> None:
     before = num_descriptors()
     for _ in range(100):
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(path))
+        dial(where).close()
     run(router, 20)
     assert num_descriptors() == before
     assert not router.look()
 
 
 def test_a_flood_of_connections_does_not_keep_a_step_waiting(
-    path: Path, router: ZmtpRouter
+    where: str, router: ZmtpRouter
 ) -> None:
-    peer = shaken(path, router)
-    crowd = [socket.socket(socket.AF_UNIX) for _ in range(zmtp_door.BACKLOG)]
-    for sock in crowd:
-        sock.connect(str(path))
+    peer = shaken(where, router)
+    crowd = [dial(where) for _ in range(8 * zmtp_door.ACCEPTS)]
     before = num_descriptors()
     router.receive()
     assert num_descriptors() - before <= zmtp_door.ACCEPTS
@@ -276,12 +276,12 @@ def test_a_flood_of_connections_does_not_keep_a_step_waiting(
 
 
 def test_peers_leave_descriptors_to_the_control_socket(
-    path: Path, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
+    where: str, router: ZmtpRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     monkeypatch.setattr(zmtp_door, "RESERVE", limit - 2 * zmtp_door.SHARE)  # two may come
-    first, second = shaken(path, router), shaken(path, router)
-    third = connect(path, router)
+    first, second = shaken(where, router), shaken(where, router)
+    third = connect(where, router)
     third.settimeout(0.1)
     with pytest.raises(TimeoutError):
         third.recv(1)
@@ -305,9 +305,9 @@ def test_peers_leave_descriptors_to_the_control_socket(
     ids=["a long command", "commands without end", "frames without end"],
 )
 def test_what_costs_the_daemon_time_without_a_message_ends_the_connection(
-    path: Path, router: ZmtpRouter, data: bytes
+    where: str, router: ZmtpRouter, data: bytes
 ) -> None:
-    bad = shaken(path, router)
+    bad = shaken(where, router)
     bad.sendall(data)
     assert not run_awake(router, 2 * zmtp.MAX_MESSAGE_FRAMES // TURN_FRAMES)
     assert is_closed(bad)
@@ -315,15 +315,13 @@ def test_what_costs_the_daemon_time_without_a_message_ends_the_connection(
 
 
 def test_without_descriptors_a_client_waits_and_the_others_are_served(
-    path: Path, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
+    where: str, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = shaken(path, router)
-    waits = socket.socket(socket.AF_UNIX)
-    waits.settimeout(5)
+    good = shaken(where, router)
+    waits = dial(where, 5)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (waits.fileno() + 1, limits[1]))
     try:
-        waits.connect(str(path))
         run(router)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
