@@ -41,7 +41,7 @@ class Lives:
         """Be gone at once, without a word to anybody."""
         if self.running is not None:
             self.running.server.abort()
-            self.running.thread.join(10)
+            self.running.thread.join(60)
             self.running = None
 
     def restart(self, engine: FakeEngine | None = None) -> None:

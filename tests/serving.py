@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import socket
 import termios
 import threading
+import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +23,10 @@ from latentd.zmtp_router import ZmtpRouter
 from latentd_client import protocol
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from gates import Gate
     from latentd.engine import Engine
 
 
@@ -53,7 +56,7 @@ class Running:
 
     def stop(self, drain_s: float = 0.0) -> None:
         self.server.stop(drain_s)
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -152,6 +155,39 @@ def num_unread(running: Running) -> int:
         fcntl.ioctl(peer.socket, termios.FIONREAD, size)
         total += size[0]
     return total
+
+
+def tcp_endpoint() -> str:
+    """One on loopback for a daemon that comes again there: its port and the one beside it are free,
+    and below those that the system gives to whoever connects to something meanwhile."""
+    for port in range(10_000 + os.getpid() % 10_000 * 2, 32_000, 2):
+        with socket.socket() as data, socket.socket() as control, contextlib.suppress(OSError):
+            data.bind(("127.0.0.1", port))
+            control.bind(("127.0.0.1", port + 1))
+            return f"tcp://127.0.0.1:{port}"
+    raise AssertionError("no port is free")
+
+
+@contextlib.contextmanager
+def halted(endpoint: str, gate: Gate) -> Iterator[None]:
+    """The engine stands still within, in a step of a peer that is closed afterwards: nobody is
+    answered."""
+    with Peer(endpoint) as peer:
+        row = seat(peer.hello().open())
+        gate.shut()
+        peer.send("step", **row)
+        gate.await_launch()
+        try:
+            yield
+        finally:
+            gate.open()
+        assert peer.receive()[0]["status"] == "ok"
+        assert peer.ask("close")["status"] == "ok"
+
+
+def lapse(running: Running, token: str) -> None:
+    """Have the lease of a session run out now."""
+    running.server.sessions._by_token[token].expires_at = time.monotonic()
 
 
 def seat(opened: dict[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def test_only_admins_drain(guarded: Running, disguise: Disguise) -> None:
             with pytest.raises(RequestRejected, match="drain: field save"):
                 control.drain(1.0, path)
         control.drain(1.0)
-    guarded.thread.join(5)
+    guarded.thread.join(60)
     assert not guarded.thread.is_alive()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeEngine
-from latentd.plans import StepOutputs
+from gates import PATIENCE_S, Gate, slow_down
 from latentd_client import AsyncClient, AsyncSlot, Client, ConnectionLost, DeadlineExceeded
 from serving import serving
 
@@ -26,28 +26,12 @@ ASKS: dict[str, Callable[[Any, Any], Coroutine[Any, Any, Any]]] = {
 }
 
 
-class GatedEngine(FakeEngine):
-    """Its launches wait at a gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-        wait = self.fake.wait
-
-        def gated() -> StepOutputs:
-            self.gate.wait(10)
-            return wait()
-
-        self.fake.wait = gated  # type: ignore[method-assign]
-
-
 def num_watches() -> int:
     return sum(thread.name == "latentd-watch" for thread in threading.enumerate())
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    end = time.monotonic() + limit_s
+async def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.01)
@@ -101,13 +85,7 @@ def test_a_call_cancelled_after_any_number_of_turns_leaves_all_usable(
 def test_a_cancelled_open_gives_its_slot_back(endpoint: str) -> None:
     """Long before its prompt would be done."""
     engine = FakeEngine(prefill_chunk=1)
-    wait = engine.fake.wait
-
-    def slow() -> StepOutputs:
-        time.sleep(0.001)
-        return wait()
-
-    engine.fake.wait = slow  # type: ignore[method-assign]
+    slow_down(engine, 0.001)
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
@@ -127,18 +105,21 @@ def test_a_cancelled_open_gives_its_slot_back(endpoint: str) -> None:
 def test_a_time_limit_around_a_step_is_a_cancel_and_the_step_can_be_repeated(
     endpoint: str,
 ) -> None:
-    engine = GatedEngine()
+    engine = FakeEngine()
+    gate = Gate(engine)
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
             slot = await client.open([1, 2, 3])
             first = sampled(slot)
-            engine.gate.clear()
+            gate.shut()
+            step = asyncio.create_task(slot.step())
+            await asyncio.to_thread(gate.await_launch)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(slot.step(), 0.05)
+                await asyncio.wait_for(step, 0.05)
             with pytest.raises(DeadlineExceeded):
                 await slot.step(timeout_s=0.05)
-            engine.gate.set()
+            gate.open()
             assert (await slot.step()).replayed
             assert slot.token == engine.expected_token([1, 2, 3, first])
             assert slot.context_len == 4
@@ -195,14 +176,15 @@ def test_an_abandoned_stream_ends_and_frees_the_slot_for_the_next_call(endpoint:
 
 
 def test_a_close_that_is_cancelled_has_closed_all_the_same(endpoint: str) -> None:
-    engine = GatedEngine()
+    engine = FakeEngine()
+    gate = Gate(engine)
 
     async def main() -> None:
         client = await AsyncClient(endpoint).connect()
         slot = await client.open([1, 2, 3])
-        engine.gate.clear()
+        gate.shut()
         step = asyncio.create_task(slot.step())
-        await asyncio.sleep(0.05)  # the engine waits: nobody answers the close
+        await asyncio.to_thread(gate.await_launch)  # nobody answers the close
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0.05)
         closing.cancel()
@@ -213,7 +195,7 @@ def test_a_close_that_is_cancelled_has_closed_all_the_same(endpoint: str) -> Non
         assert num_watches() == before
         assert client._session.link is not None
         assert client._session.link.socket.closed
-        engine.gate.set()
+        gate.open()
 
     before = num_watches()
     with serving(endpoint, engine):
@@ -233,14 +215,15 @@ def test_two_closes_at_a_time_both_end_when_all_is_closed(endpoint: str) -> None
 
 
 def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
-    engine = GatedEngine()
+    engine = FakeEngine()
+    gate = Gate(engine)
 
     async def main() -> None:
         async with AsyncClient(endpoint) as other:
             slot = await other.open([1])
-            engine.gate.clear()
+            gate.shut()
             step = asyncio.create_task(slot.step())
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(gate.await_launch)
             client = AsyncClient(endpoint)
             task = asyncio.create_task(client.connect())
             await asyncio.sleep(0.05)
@@ -249,7 +232,7 @@ def test_a_cancelled_connect_leaves_nothing_behind(endpoint: str) -> None:
                 await task
             assert client._session.link is not None
             assert client._session.link.socket.closed
-            engine.gate.set()
+            gate.open()
             await step
             with pytest.raises(ConnectionLost, match="closed"):
                 await client.ping()
@@ -342,7 +325,8 @@ def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(endpoint: str)
 
 
 def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint: str) -> None:
-    engine = GatedEngine()
+    engine = FakeEngine()
+    gate = Gate(engine)
 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
@@ -353,14 +337,14 @@ def test_an_open_cancelled_while_its_reply_is_read_gives_its_slot_back(endpoint:
                 receive(frames)
                 task.cancel()
 
-            engine.gate.clear()
+            gate.shut()
             task = asyncio.create_task(client.open([1, 2, 3]))
             await asyncio.sleep(0)  # its request is on the way
             client._session.link.exchange.receive = receive_and_cancel  # type: ignore[method-assign]
-            engine.gate.set()
+            gate.open()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert engine.slots.num_used == 1
+            assert engine.fake.launches == 1
             client._session.link.exchange.receive = receive  # type: ignore[method-assign]
             await until(lambda: engine.slots.num_used == 0)
 
@@ -411,22 +395,23 @@ def test_a_forgotten_client_is_not_renewed_for_ever(endpoint: str, kind: str) ->
 
 
 def test_a_lost_connection_wakes_all_who_wait_and_the_client_recovers(endpoint: str) -> None:
-    engine = GatedEngine()
+    engine = FakeEngine()
+    gate = Gate(engine)
 
     async def main(running: Any) -> None:
         async with AsyncClient(endpoint) as client:
             slots = [await client.open([i, 2, 3]) for i in range(3)]
             tokens = [sampled(slot) for slot in slots]
-            engine.gate.clear()
+            gate.shut()
             steps = [asyncio.create_task(slot.step()) for slot in slots]
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(gate.await_launch)
             router = running.server._listener.router
             for peer in list(router._peers.values()):
                 peer.socket.shutdown(2)  # as when the connection breaks
             for step in steps:
                 with pytest.raises(ConnectionLost, match="broke"):
                     await step
-            engine.gate.set()
+            gate.open()
             for i, slot in enumerate(slots):
                 assert (await slot.step()).context_len == 4
                 assert slot.token == engine.expected_token([i, 2, 3, tokens[i]])
@@ -487,17 +472,11 @@ def test_a_cancelled_call_that_waits_at_the_daemon_is_taken_back(endpoint: str, 
     async def main() -> None:
         async with AsyncClient(endpoint) as client:
             slots = [await client.open([n]) for n in range(6)]
-            wait = engine.fake.wait
-
-            def slow() -> StepOutputs:
-                time.sleep(0.2)
-                return wait()
-
-            engine.fake.wait = slow  # type: ignore[method-assign]
+            slow_down(engine, 0.2)
             before = [asyncio.create_task(slot.verify([1] * 7)) for slot in slots[:5]]
-            await asyncio.sleep(0.05)  # drafts fill a launch: the last one waits for a second
-            task = asyncio.create_task(asks[ask](client, slots[5]))
-            await asyncio.sleep(0.05)
+            await until(lambda: engine.launches.in_flight)
+            task = asyncio.create_task(asks[ask](client, slots[5]))  # it waits for a second:
+            await asyncio.sleep(0.05)  # each draft fills a launch
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

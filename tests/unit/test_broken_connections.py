@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fakes import FakeEngine
-from gates import Gate
+from gates import Gate, wait_until
 from latentd_client import (
     AsyncClient,
     Client,
@@ -42,7 +42,7 @@ def break_it(running: Any, losses: Callable[[], int]) -> None:
 
 def test_a_call_at_the_moment_of_a_break_goes_out_on_the_next_connection(endpoint: str) -> None:
     async def main(running: Running) -> None:
-        async with AsyncClient(endpoint, timeout_s=3) as client:
+        async with AsyncClient(endpoint, timeout_s=20) as client:
             link = client._session.link
             assert link is not None
             for _ in range(ROUNDS):
@@ -59,7 +59,7 @@ def test_a_blocking_call_at_that_moment_does_so_too(
 ) -> None:
     monkeypatch.setattr(_link, "open_wire", ZmqWire)
     engine = FakeEngine(max_slots=ROUNDS)
-    with serving(endpoint, engine) as running, Client(endpoint, timeout_s=3) as client:
+    with serving(endpoint, engine) as running, Client(endpoint, timeout_s=20) as client:
         for _ in range(ROUNDS):
             client.ping()
             break_it(running, client._session.link.wire.losses)
@@ -139,9 +139,10 @@ def test_who_reads_a_stream_late_is_told_why_its_daemon_has_failed(endpoint: str
         slot = client.open([1, 2, 3])
         steps = slot.stream(max_steps=5000, credit=4)
         tokens = [next(steps)]
+        wait_until(lambda: engine.fake.launches == 5)  # the prompt, and what there is credit for
         engine.fake.fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
         tokens += [next(steps), next(steps)]  # half of the window: the daemon goes on, and fails
-        running.thread.join(10)
+        running.thread.join(60)
         with pytest.raises(RequestRejected, match="ILLEGAL_ADDRESS"):
             tokens += steps
         assert 4 <= len(tokens) == slot.context_len - 3

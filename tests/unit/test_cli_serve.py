@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gates import wait_until
 from latentd.commands import bench_attend, latency
 from latentd.commands.child import Child
 from latentd.demo import model_dir
@@ -284,8 +284,8 @@ def test_a_daemon_ends_with_the_process_that_started_it(tmp_path: Path, tiny: Pa
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
-    wait_for(lambda: not (tmp_path / "latentd.sock").exists())
-    wait_for(lambda: not Path(f"/proc/{pid}/fd").exists() or not os.listdir(f"/proc/{pid}/fd"))
+    wait_until(lambda: not (tmp_path / "latentd.sock").exists())
+    wait_until(lambda: not Path(f"/proc/{pid}/fd").exists() or not os.listdir(f"/proc/{pid}/fd"))
 
 
 def test_a_second_daemon_on_the_path_is_refused_before_it_loads(daemon: Child) -> None:
@@ -316,11 +316,11 @@ def test_sighup_reads_the_log_level_again(tmp_path: Path, tiny: Path) -> None:
         file.write_text("log_level = 'debug'\ndrain_s = 1.5\nspin_us = 9\n")
         child.process.send_signal(signal.SIGHUP)
         reloaded = "reloaded: drain_s 1.5, log_level debug"
-        wait_for(lambda: reloaded in child.log.read_text())
+        wait_until(lambda: reloaded in child.log.read_text())
         assert "spin_us has changed; a restart is needed" in child.log.read_text()
         file.write_text("log_level = 'loud'\n")
         child.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "log_level = 'loud'" in child.log.read_text())
+        wait_until(lambda: "log_level = 'loud'" in child.log.read_text())
         assert child.stop() == 0
 
 
@@ -332,14 +332,14 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_work(tmp_path: Path, tiny: Pa
             stream = slot.stream(max_steps=2000, credit=2)
             next(stream)
             child.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: control.health()["state"] == "draining")
+            wait_until(lambda: control.health()["state"] == "draining")
             with pytest.raises(RequestRejected) as refusal:
                 idle.step()
             assert refusal.value.code == "draining"
             with pytest.raises(RequestRejected, match="draining"):
                 list(stream)
             assert 4 < slot.context_len < 2003
-        assert child.process.wait(10) == 0
+        assert child.process.wait(60) == 0
         assert not Path(child.endpoint.removeprefix("ipc://")).exists()
 
 
@@ -350,14 +350,14 @@ def test_a_second_sigterm_ends_a_drain_at_once(tmp_path: Path, tiny: Path) -> No
             stream = client.open([1, 2, 3]).stream(max_steps=2000, credit=1)
             next(stream)
             child.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: control.health()["state"] == "draining")
+            wait_until(lambda: control.health()["state"] == "draining")
             child.process.send_signal(signal.SIGTERM)
-            assert child.process.wait(10) == 0
+            assert child.process.wait(60) == 0
 
 
 def test_sigterm_while_loading_ends_the_start(tmp_path: Path, tiny: Path) -> None:
     with start(tmp_path / "run", tiny) as child:
-        wait_for(lambda: "device: cpu" in child.log.read_text(), timeout_s=START_S)
+        wait_until(lambda: "device: cpu" in child.log.read_text())
         assert child.stop() == 0
 
 
@@ -376,7 +376,7 @@ def test_the_keys_that_may_connect_are_read_again_on_sighup(tmp_path: Path, tiny
         def reload(content: str, told: str) -> None:
             clients.write_text(content)
             child.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: told in child.log.read_text())
+            wait_until(lambda: told in child.log.read_text())
 
         reload("nonsense\n", "reload failed, the old")
         assert "reloaded: " not in child.log.read_text()
@@ -408,10 +408,3 @@ def test_one_path_for_both_endpoints_is_refused_before_loading(tmp_path: Path, t
     assert done.returncode == 78
     assert "are both" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)

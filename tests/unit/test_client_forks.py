@@ -10,6 +10,7 @@ import pytest
 from fakes import FakeEngine
 from gates import Gate, wait_until
 from latentd_client import DeadlineExceeded, RequestRejected, Sampling
+from serving import halted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,15 +67,10 @@ def test_a_fork_is_found_again_by_its_key(connect: Connect, running: Running) ->
 
 def test_a_fork_that_timed_out_gives_its_slot_back(connect: Connect, running: Running) -> None:
     with connect(running.endpoint) as client:
-        slot, other = client.open([1, 2, 3]), client.open([4])
+        slot = client.open([1, 2, 3])
         assert isinstance(running.engine, FakeEngine)
         gate = Gate(running.engine)
-        gate.shut()
-        with pytest.raises(DeadlineExceeded):
-            other.step(timeout_s=0.05)  # holds the engine up
-        with pytest.raises(DeadlineExceeded):
+        with halted(running.endpoint, gate), pytest.raises(DeadlineExceeded):
             slot.fork(timeout_s=0.05)
-        gate.open()
-        wait_until(lambda: running.engine.slots.num_used == 3)
-        client.ping()
-        wait_until(lambda: (client.ping(), running.engine.slots.num_used)[1] == 2)
+        wait_until(lambda: running.engine.stats()["forks"] == 1)
+        wait_until(lambda: (client.ping(), running.engine.slots.num_used)[1] == 1)

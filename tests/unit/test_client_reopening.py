@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from latentd_client import (
     SessionLost,
 )
 from lives import Lives, continued
+from serving import lapse, tcp_endpoint
 
 Connect = Callable[..., Any]
 PROMPT = [1, 2, 3]
@@ -329,9 +329,7 @@ def test_in_a_restored_session_a_stream_and_a_step_go_on_and_nothing_is_opened_a
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_client_on_tcp_outlives_its_daemon(connect: Connect, count: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = tcp_endpoint()
     with Lives(endpoint) as lives, connect(endpoint, reopen=True, timeout_s=20.0) as client:
         slot = client.open(PROMPT)
         for _ in range(count):
@@ -411,12 +409,15 @@ def test_without_reopen_the_error_says_what_happened_and_what_to_do(
     connect: Connect, endpoint: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("latentd_client._watch.Watch._renew", lambda watch: None)
-    with Lives(endpoint, lease_s=0.3, grace_s=0.0) as lives, connect(endpoint) as client:
+    with Lives(endpoint, grace_s=0.0) as lives, connect(endpoint) as client:
         slot = client.open(PROMPT)
         if reason == "restart":
             lives.restart()
             with pytest.raises(ConnectionLost):
                 slot.step()
+        else:
+            assert lives.running is not None
+            lapse(lives.running, client._session.calls.session)
         wait_until(lambda: lives.engine.slots.num_used == 0)
         said = "restarted" if reason == "restart" else "did not hear of it"
         for call in (slot.step, client.ping, lambda: client.open(PROMPT)):

@@ -14,10 +14,10 @@ import pytest
 from fakes import FakeEngine
 from gates import Gate, wait_until
 from latentd_client import Control, DeadlineExceeded, LatentdError, RequestRejected
-from serving import serving
+from serving import halted, serving
 
 LIMIT_S = 0.2
-MOST_S = 2.0
+MOST_S = 5.0
 """What a busy machine may add."""
 
 Call = Callable[[Any, Any, Any, float], object]
@@ -53,7 +53,6 @@ def stuck(
     gate = Gate(engine)
     with serving(endpoint, engine), connect(endpoint, reopen=request.param) as client:
         yield client, engine, gate
-        gate.open()
 
 
 @pytest.mark.parametrize("name", list(CALLS))
@@ -61,20 +60,16 @@ def test_a_call_ends_in_time_though_the_daemon_does_not_answer(
     stuck: tuple[Any, FakeEngine, Gate], name: str
 ) -> None:
     client, _, gate = stuck
-    slot, other, moved = (client.open([1, 2, 3]) for _ in range(3))
+    slot, moved = client.open([1, 2, 3]), client.open([1, 2, 3])
     pages = moved.export()
-    gate.shut()
-    with pytest.raises(DeadlineExceeded):
-        other.step(timeout_s=0.1)  # from here on the engine's thread is stuck
-    start = time.monotonic()
-    with pytest.raises(DeadlineExceeded):
-        CALLS[name](client, slot, pages, LIMIT_S)
-    assert time.monotonic() - start < LIMIT_S + MOST_S
-    gate.open()
-    assert other.step().replayed
+    with halted(client.endpoint, gate):
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            CALLS[name](client, slot, pages, LIMIT_S)
+        assert time.monotonic() - start < LIMIT_S + MOST_S
     with contextlib.suppress(RequestRejected):  # there is no stream to resume, and no attention
         CALLS[name](client, slot, pages, 10.0)
-    for one in (slot, other, moved):
+    for one in (slot, moved):
         one.close()
     wait_until(lambda: (client.ping(), client.stats()["slots_used"])[1] == 0)
 
@@ -83,18 +78,15 @@ def test_a_call_that_ends_a_stream_first_keeps_to_its_time_as_a_whole(
     stuck: tuple[Any, FakeEngine, Gate],
 ) -> None:
     client, _, gate = stuck
-    slot, other = client.open([1, 2, 3]), client.open([1])
+    slot = client.open([1, 2, 3])
     stream = slot.stream(100, credit=2)
     next(stream)
-    gate.shut()
-    with pytest.raises(DeadlineExceeded):
-        other.step(timeout_s=0.1)
-    start = time.monotonic()
-    for _ in range(3):
-        with pytest.raises(DeadlineExceeded):
-            slot.step(timeout_s=LIMIT_S)
-    assert time.monotonic() - start < 3 * LIMIT_S + MOST_S
-    gate.open()
+    with halted(client.endpoint, gate):
+        start = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded):
+                slot.step(timeout_s=LIMIT_S)
+        assert time.monotonic() - start < 3 * LIMIT_S + MOST_S
     assert slot.step().context_len == 5
 
 
@@ -103,12 +95,12 @@ def test_a_client_closes_in_time_though_the_daemon_does_not_answer(
 ) -> None:
     client, _, gate = stuck
     slot = client.open([1])
-    gate.shut()
-    with pytest.raises(DeadlineExceeded):
-        slot.step(timeout_s=0.1)
-    start = time.monotonic()
-    client.close()
-    assert time.monotonic() - start < 1.0 + MOST_S
+    with halted(client.endpoint, gate):
+        with pytest.raises(DeadlineExceeded):
+            slot.step(timeout_s=0.1)
+        start = time.monotonic()
+        client.close()
+        assert time.monotonic() - start < 1.0 + MOST_S
 
 
 def test_a_control_socket_that_does_not_answer_is_not_waited_for(endpoint: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from engine_calls import GREEDY, admit_step, open_slot, run_all
 from fakes import FakeEngine
+from gates import Gate, slow_down
+from latentd import intake
 from latentd.operations import (
     Failed,
     SamplingParams,
@@ -17,11 +19,13 @@ from latentd.operations import (
     StreamTokens,
     VerifyRequest,
 )
-from serving import seat
+from serving import Peer, arriving, seat, serving
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from latentd.operations import Reason, Request
-    from serving import Peer
+    from serving import Running
 
 NONE: frozenset[int] = frozenset()
 WARM = SamplingParams(temperature=1.0, seed=5)
@@ -89,26 +93,47 @@ def test_a_prompt_is_dropped_between_two_chunks_when_its_time_is_over() -> None:
 
 
 @pytest.fixture
+def running(
+    endpoint: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
+    """Whatever has arrived during a launch is taken behind it, however long that takes."""
+    for name in ("TAKE_S", "SPARE_SHARE"):
+        monkeypatch.setattr(intake, name, 600.0)
+    with serving(endpoint, engine) as running:
+        yield running
+
+
+@pytest.fixture
+def peer(running: Running) -> Iterator[Peer]:
+    with Peer(running.endpoint) as peer:
+        yield peer.hello()
+
+
+@pytest.fixture
 def queue(peer: Peer, engine: FakeEngine) -> list[dict[str, Any]]:
     """Five slots whose drafts take a launch of 0.3 s each: the last one waits."""
-    wait = engine.fake.wait
-
-    def slow() -> Any:
-        time.sleep(0.3)
-        return wait()
-
     opened = [peer.open(key=str(number)) for number in range(5)]
-    engine.fake.wait = slow  # type: ignore[method-assign]
+    slow_down(engine, 0.3)
     return opened
 
 
-def drafts(peer: Peer, queue: list[dict[str, Any]], **last: float) -> list[int]:
-    """A draft on each slot; `last` are fields of the last one."""
-    fields: list[dict[str, Any]] = [{}, {}, {}, {}, last]
-    return [
-        peer.send("verify", **seat(slot), draft=[1] * 7, **more)
-        for slot, more in zip(queue, fields, strict=True)
-    ]
+@contextlib.contextmanager
+def behind_a_draft(
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
+) -> Iterator[int]:
+    """What is sent within is there, all of it, when the draft of the first slot has run; the id of
+    that."""
+    gate = Gate(engine)
+    gate.shut()
+    first = draft(peer, queue[0])
+    with arriving(running, peer):
+        yield first
+    gate.open()
+
+
+def draft(peer: Peer, slot: dict[str, Any], deadline_s: float = 60.0) -> int:
+    """Send one that fills a launch."""
+    return peer.send("verify", **seat(slot), draft=[1] * 7, deadline_s=deadline_s)
 
 
 def replies(peer: Peer, count: int) -> dict[int, dict[str, Any]]:
@@ -116,30 +141,36 @@ def replies(peer: Peer, count: int) -> dict[int, dict[str, Any]]:
 
 
 def test_a_draft_whose_time_is_over_while_it_waits_is_refused_and_may_come_again(
-    peer: Peer, queue: list[dict[str, Any]]
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
 ) -> None:
-    ids = drafts(peer, queue, deadline_s=0.2)
+    with behind_a_draft(running, peer, queue, engine) as first:
+        ids = [first, *(draft(peer, slot) for slot in queue[1:4])]
+        late = draft(peer, queue[4], deadline_s=0.2)
     found = replies(peer, 5)
-    assert [found[number]["status"] for number in ids] == [*["ok"] * 4, "deadline"]
-    again = peer.ask("verify", **seat(queue[4]), draft=[1] * 7, deadline_s=0.2)
+    assert [found[number]["status"] for number in ids] == ["ok"] * 4
+    assert found[late]["status"] == "deadline"
+    again = peer.ask("verify", **seat(queue[4]), draft=[1] * 7, deadline_s=9.0)
     assert (again["status"], again.get("replayed")) == ("ok", None)
 
 
 def test_a_draft_that_waits_has_the_time_of_its_last_repetition(
-    peer: Peer, queue: list[dict[str, Any]]
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
 ) -> None:
-    *_, last = drafts(peer, queue, deadline_s=0.2)
-    again = peer.send("verify", **seat(queue[4]), draft=[1] * 7, deadline_s=9.0)
+    with behind_a_draft(running, peer, queue, engine):
+        for slot in queue[1:4]:
+            draft(peer, slot)
+        last = draft(peer, queue[4], deadline_s=0.2)
+        again = draft(peer, queue[4], deadline_s=60.0)
     found = replies(peer, 6)
     assert (found[last]["status"], found[again]["status"]) == ("ok", "ok")
 
 
 def test_a_draft_that_waits_can_be_cancelled_by_its_request(
-    peer: Peer, queue: list[dict[str, Any]]
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
 ) -> None:
-    first, *_, last = drafts(peer, queue)
-    time.sleep(0.1)  # the first one is launched
-    cancels = [peer.send("cancel", request=number) for number in (last, first, 999)]
+    with behind_a_draft(running, peer, queue, engine) as first:
+        *_, last = [draft(peer, slot) for slot in queue[1:]]
+        cancels = [peer.send("cancel", request=number) for number in (last, first, 999)]
     found = replies(peer, 8)
     assert (found[last]["status"], found[first]["status"]) == ("cancelled", "ok")
     assert found[cancels[0]]["known"]
@@ -147,22 +178,25 @@ def test_a_draft_that_waits_can_be_cancelled_by_its_request(
 
 
 def test_a_repetition_right_behind_the_cancel_runs_for_itself(
-    peer: Peer, queue: list[dict[str, Any]]
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
 ) -> None:
-    *_, last = drafts(peer, queue)
-    cancel = peer.send("cancel", request=last)
-    again = peer.send("verify", **seat(queue[4]), draft=[1] * 7)
+    with behind_a_draft(running, peer, queue, engine):
+        *_, last = [draft(peer, slot) for slot in queue[1:]]
+        cancel = peer.send("cancel", request=last)
+        again = draft(peer, queue[4])
     found = replies(peer, 7)
     assert (found[last]["status"], found[cancel]["known"]) == ("cancelled", True)
     assert (found[again]["status"], found[again].get("replayed")) == ("ok", None)
 
 
 def test_an_open_of_the_same_key_right_behind_the_cancel_gets_a_slot(
-    peer: Peer, engine: FakeEngine, queue: list[dict[str, Any]]
+    running: Running, peer: Peer, queue: list[dict[str, Any]], engine: FakeEngine
 ) -> None:
     used = len(queue)
-    ids = [peer.send("open", key="a", prompt=[1] * 300)]  # three launches of 0.3 s
-    ids += [peer.send("cancel", request=ids[0]), peer.send("open", key="a", prompt=[1] * 300)]
-    found = replies(peer, 3)
-    assert (found[ids[0]]["status"], found[ids[2]]["status"]) == ("cancelled", "ok")
+    with behind_a_draft(running, peer, queue, engine):
+        first = peer.send("open", key="a", prompt=[1] * 300)
+        peer.send("cancel", request=first)
+        second = peer.send("open", key="a", prompt=[1] * 300)
+    found = replies(peer, 4)
+    assert (found[first]["status"], found[second]["status"]) == ("cancelled", "ok")
     assert engine.slots.num_used == used + 1

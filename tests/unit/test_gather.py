@@ -1,14 +1,19 @@
 """Clients that step in turn meet in one replay, and nobody else waits for them."""
 
-import threading
+from __future__ import annotations
+
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fakes import FakeEngine
+from gates import slow_down
 from latentd import gather
-from latentd.plans import StepOutputs
 from serving import Peer, seat, serving
+
+if TYPE_CHECKING:
+    from latentd.engine_protocol import EngineProtocol
 
 STEP_S = 0.02
 
@@ -18,21 +23,14 @@ class SlowEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        wait = self.fake.wait
-
-        def slow_wait() -> StepOutputs:
-            time.sleep(STEP_S)
-            return wait()
-
-        self.fake.wait = slow_wait  # type: ignore[method-assign]
+        slow_down(self, STEP_S)
 
 
-def step(peer: Peer, opened: dict[str, int], steps: int, pause_s: float = 0.0) -> None:
+def step(peer: Peer, opened: dict[str, int], steps: int) -> None:
     where = seat(opened)
     for _ in range(steps):
         assert peer.ask("step", **where)["status"] == "ok"
         where["pos"] += 1
-        time.sleep(pause_s)
 
 
 @pytest.fixture
@@ -46,14 +44,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_clients_that_step_in_turn_share_their_launches(endpoint: str) -> None:
     engine = SlowEngine()
     with serving(endpoint, engine, spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
-        first, second = one.hello().open(key="a"), two.hello().open(key="b")
+        rows = [(peer, seat(peer.hello().open())) for peer in (one, two)]
         before = engine.fake.launches
-        other = threading.Thread(target=step, args=(two, second, 20))
-        other.start()
-        time.sleep(STEP_S / 2)  # the second client's first step runs: it meets nobody by chance
-        step(one, first, 19)
-        other.join()
-    assert engine.fake.launches - before <= 22  # 39 when each runs alone
+        for peer, where in rows:
+            peer.send("step", **where)
+        for _ in range(19):
+            for peer, where in rows:
+                assert peer.receive()[0]["status"] == "ok"
+                where["pos"] += 1
+                peer.send("step", **where)
+        assert one.receive()[0]["status"] == two.receive()[0]["status"] == "ok"
+    assert engine.fake.launches - before <= 22  # 40 when each runs alone
 
 
 @pytest.mark.usefixtures("patient")
@@ -87,16 +88,22 @@ def test_who_will_not_step_again_is_not_waited_for(endpoint: str, goes: str) -> 
         assert time.monotonic() - start < gather.MAX_WAIT_S / 2
 
 
-def test_a_client_that_thinks_costs_the_others_a_part_of_one_step(endpoint: str) -> None:
+def test_a_client_that_thinks_costs_the_others_a_part_of_one_step(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, waits = set[float](), gather.Gather.waits
+
+    def noted(window: gather.Gather, engine: EngineProtocol, now: float) -> bool:
+        if does_wait := waits(window, engine, now):
+            ends.add(window.until)
+        return does_wait
+
+    monkeypatch.setattr(gather.Gather, "waits", noted)
     with serving(endpoint, SlowEngine(), spin_us=200), Peer(endpoint) as one, Peer(endpoint) as two:
         first, second = one.hello().open(key="a"), two.hello().open(key="b")
-        thinker = threading.Thread(target=step, args=(one, first, 3, 5 * STEP_S))
-        thinker.start()
-        start = time.monotonic()
-        step(two, second, 20)
-        took = time.monotonic() - start
-        thinker.join()
-    assert took < 30 * STEP_S
+        one.send("step", **seat(first))
+        step(two, second, 20)  # the other one thinks meanwhile
+    assert len(ends) <= 1
 
 
 @pytest.mark.usefixtures("patient")

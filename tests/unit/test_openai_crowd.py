@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +16,7 @@ pytest.importorskip("starlette")
 
 from doors import door_before, openai_client  # noqa: E402
 from fakes import FakeEngine  # noqa: E402
-from gates import wait_until  # noqa: E402
+from gates import slow_down, wait_until  # noqa: E402
 from lives import Lives  # noqa: E402
 from serving import serving  # noqa: E402
 
@@ -73,6 +73,22 @@ def test_a_text_is_the_same_alone_and_beside_many_of_which_some_hang_up(endpoint
     assert beside[1::2] == alone[1::2]
     for whole, begin in zip(alone[::2], beside[::2], strict=True):
         assert whole.startswith(begin)
+
+
+def test_whoever_hangs_up_gives_his_slots_back_at_once(endpoint: str) -> None:
+    asked: dict[str, Any] = {"model": "fake", "prompt": "a", "max_tokens": 480, "temperature": 0,
+                             "logit_bias": {"0": -100}}  # fmt: skip
+    engine = FakeEngine()
+    slow_down(engine, 0.01)
+    with serving(endpoint, engine), door_before(endpoint) as url, openai_client(url) as client:
+        stream = client.completions.create(**asked, stream=True)
+        next(iter(stream))
+        assert engine.slots.num_used == 1
+        stream.close()
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.5).completions.create(**asked, n=2)
+        wait_until(lambda: engine.slots.num_used == 0)
+    assert engine.fake.launches < 480
 
 
 def test_streams_go_on_with_the_same_texts_when_the_daemon_dies(endpoint: str) -> None:

@@ -11,10 +11,9 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("starlette")
 
 from doors import door_before, openai_client  # noqa: E402
-from gates import wait_until  # noqa: E402
 from latentd.commands.child import Child  # noqa: E402
 from latentd.demo import model_dir  # noqa: E402
-from latentd_client import Client, Control, Sampling  # noqa: E402
+from latentd_client import Client, Sampling  # noqa: E402
 from latentd_client.text import generate  # noqa: E402
 
 if TYPE_CHECKING:
@@ -152,17 +151,3 @@ def test_a_chat_is_a_dialogue_with_names_that_ends_at_the_next_one(
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
     assert (last.choices, last.usage.completion_tokens) == ([], len(choice.logprobs.content))
-
-
-def test_whoever_hangs_up_gives_his_slots_back_at_once(client: OpenAI, endpoint: str) -> None:
-    asked = GREEDY | {"prompt": PROMPT, "max_tokens": 480, "logit_bias": {"122": 100}}
-    with Client(endpoint) as direct, Control(direct.info.control) as control:
-        before = control.stats()["tokens"]
-        stream = client.completions.create(**asked, stream=True)
-        next(iter(stream))
-        assert control.stats()["slots_used"] == 1
-        stream.close()
-        with pytest.raises(openai.APITimeoutError):
-            client.with_options(timeout=0.5).completions.create(**asked, n=2)
-        wait_until(lambda: control.stats()["slots_used"] == 0)
-        assert control.stats()["tokens"] - before < 480

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from fakes import FakeEngine
 from gates import Gate
 from latentd import runs
 from latentd_client import ConnectionLost, ProtocolError, RequestRejected
-from serving import Peer, seat, serving
+from serving import Peer, arriving, seat, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,13 +176,15 @@ def test_streams_and_steps_of_several_clients_share_launches(
     endpoint: str, engine: FakeEngine
 ) -> None:
     gate = Gate(engine)
-    with serving(endpoint, engine), Peer(endpoint) as first, Peer(endpoint) as second:
+    with (
+        serving(endpoint, engine) as running, Peer(endpoint) as first, Peer(endpoint) as second,
+    ):  # fmt: skip
         one, two = first.hello().open(PROMPT), second.hello().open(PROMPT)
         gate.shut()
         before = engine.fake.launches
         first.send("stream", **seat(one), max_steps=60, credit=60)
-        second.send("stream", **seat(two), max_steps=60, credit=60)
-        time.sleep(0.2)  # both requests are with the daemon, which waits for its first launch
+        with arriving(running, second):
+            second.send("stream", **seat(two), max_steps=60, credit=60)
         gate.open()
         assert read(first)[0] == read(second)[0] == tokens_of_steps(engine, 60)
         assert engine.fake.launches - before <= 64
@@ -212,24 +213,18 @@ def test_a_long_stream_is_repeated_a_few_frames_a_turn(endpoint: str, monkeypatc
 
 def test_the_streams_of_a_session_share_its_credit(endpoint: str) -> None:
     engine = FakeEngine()
-    with serving(endpoint, engine, credits=8, session_credits=10), Peer(endpoint) as peer:
+    gate, options = Gate(engine), {"credits": 8, "session_credits": 10}
+    with serving(endpoint, engine, **options) as running, Peer(endpoint) as peer:
         slots = [peer.hello().open(key="a"), peer.open(key="b")]
-        wait = engine.fake.wait
-
-        def slow() -> Any:
-            time.sleep(0.1)
-            return wait()
-
-        engine.fake.wait = slow  # type: ignore[method-assign]
+        gate.shut()
         first = peer.send("stream", **seat(slots[0]), max_steps=99, credit=8)
-        peer.receive()
         fields = {**seat(slots[1]), "max_steps": 2, "credit": 8}
-        second = peer.send("stream", **fields)
-        replies = {header["id"]: header for header, _ in (peer.receive() for _ in range(7))}
-        refused = replies[second]
+        with arriving(running, peer):
+            second = peer.send("stream", **fields)
+        gate.open()
+        replies = [peer.receive()[0] for _ in range(9)]  # eight of them are a token each
+        (refused,) = (reply for reply in replies if reply["id"] == second)
         assert (refused["status"], 2 <= refused["credits_left"] < 8) == ("busy", True)
-        while peer.receive()[0]["context_len"] < 11:
-            pass
         peer.send("stream", **fields)
         assert read(peer)[1]["end"] == "max_steps"
         assert peer.ask("credit", stream=first, n=99)["credit"] == 8

@@ -99,7 +99,7 @@ def lives(endpoint: str) -> Iterator[Lives]:
 
 @pytest.fixture
 def terminal(endpoint: str, lives: Lives) -> Iterator[Terminal]:
-    flags = ("--interval-s", "0.1", "--timeout-s", "0.5", "--endpoint", endpoint)
+    flags = ("--interval-s", "0.1", "--timeout-s", "10", "--endpoint", endpoint)
     terminal = Terminal(110, "top", *flags)
     yield terminal
     terminal.close()

@@ -181,7 +181,7 @@ def test_who_gave_a_draft_up_goes_on_from_the_last_step(endpoint: str, engine: F
     text, gate = follow(engine, [1, 2], 30), Gate(engine)
     with serving(endpoint, engine), Client(endpoint) as client:
         slot = client.open([1, 2])
-        drafted = slot.stream(30, draft=Oracle(text[1:]), timeout_s=0.2)
+        drafted = slot.stream(30, draft=Oracle(text[1:]), timeout_s=2.0)
         found = [next(drafted).token for _ in range(7)]
         gate.shut()
         with pytest.raises(DeadlineExceeded):

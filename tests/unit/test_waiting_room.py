@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import pytest
 
 import crowd
 from fakes import FakeEngine
-from gates import wait_until
+from gates import slow_down, wait_until
 from latentd_client import Client, Control
-from serving import Peer, seat, serving
+from serving import Peer, lapse, seat, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,17 +35,6 @@ def running(endpoint: str, engine: FakeEngine) -> Iterator[Running]:
 def peer(running: Running) -> Iterator[Peer]:
     with Peer(running.endpoint) as peer:
         yield peer.hello()
-
-
-def slow_down(engine: FakeEngine, launch_s: float) -> None:
-    """Have each launch take so long."""
-    wait = engine.fake.wait
-
-    def slow() -> Any:
-        time.sleep(launch_s)
-        return wait()
-
-    engine.fake.wait = slow  # type: ignore[method-assign]
 
 
 def waiting(running: Running) -> int:
@@ -146,7 +134,7 @@ def test_a_prompt_that_meets_a_full_pool_begins_anew_and_its_pages_go_to_older_w
             assert header["id"] == stream, "the prompt is not in"
             ended = header.get("end")
         assert ended == "max_steps"
-        assert waiting(running) == 1
+        wait_until(lambda: waiting(running) == 1)
         close(peer, old)
         assert read(peer, 2)[late]["token"] == engine.expected_token(prompt)
 
@@ -199,7 +187,7 @@ def test_closing_a_session_and_a_lost_lease_end_what_waits_in_it(
     endpoint: str, engine: FakeEngine
 ) -> None:
     with (
-        serving(endpoint, engine, max_waiting=8, lease_s=0.3, grace_s=9.0) as running,
+        serving(endpoint, engine, max_waiting=8) as running,
         Peer(endpoint) as owner, Peer(endpoint) as other, Client(endpoint) as holder,
     ):  # fmt: skip
         holder.open([1] * 250)
@@ -210,7 +198,8 @@ def test_closing_a_session_and_a_lost_lease_end_what_waits_in_it(
         found = read(owner, 2)
         assert found.pop(close)["status"] == "ok"
         assert [reply["status"] for reply in found.values()] == ["cancelled"]
-        assert other.receive()[0]["status"] == "cancelled", "nobody has renewed its lease"
+        lapse(running, other.session)
+        assert other.receive()[0]["status"] == "cancelled"
 
 
 def test_a_draining_daemon_lets_nobody_wait(peer: Peer, running: Running) -> None:

@@ -67,13 +67,13 @@ class ByHand:
             self.peer.sendall(self._answers[1])
 
     def connected(self) -> socket.socket:
-        self._thread.join(10)
+        self._thread.join(60)
         assert self.peer is not None
         self.peer.recv(len(READY), socket.MSG_WAITALL)
         return self.peer
 
     def close(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         self._listener.close()
         if self.peer is not None:
             self.peer.close()
@@ -173,7 +173,7 @@ def test_a_long_message_behind_a_slow_call_leaves_at_once(
     path: Path, router: zmq.Socket[bytes], spin_s: float
 ) -> None:
     """It leaves in parts, while the client naps until the time at which a reply is due."""
-    slow_s, delays = 1.0, [1.0, 0.0]
+    slow_s, delays = 2.0, [2.0, 0.0]
 
     def answer() -> None:
         for delay in delays:
@@ -189,7 +189,7 @@ def test_a_long_message_behind_a_slow_call_leaves_at_once(
     link.perform(Call("open", {}), 10.0)
     start = time.monotonic()
     link.perform(Call("open", {}, [np.zeros(1 << 20, np.int32)]), 10.0)
-    assert time.monotonic() - start < slow_s / 2
+    assert time.monotonic() - start < 0.75 * slow_s
     answering.join()
     link.close()
 
@@ -340,7 +340,7 @@ def test_a_handshake_that_drips_ends_in_time(path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"did not say hello within 0\.4 s"):
         ZmtpWire(f"ipc://{path}", 0.4)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5  # of 6.4 s
     dripping.join()
     listener.close()
 
@@ -379,7 +379,7 @@ def test_a_flood_of_foreign_replies_does_not_stretch_a_call(path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         link.perform(Call("step", {}), 0.3)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
     ends.set()
     link.close()
     flooding.join()

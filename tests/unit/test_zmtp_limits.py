@@ -33,7 +33,7 @@ from latentd.zmtp_holdings import PROGRESS_S
 from latentd.zmtp_router import ZmtpRouter
 from latentd_client import Client, protocol, zmtp
 from latentd_client.zmtp import GREETING, MORE, command, frame, message, ready
-from serving import Peer, seat, serving
+from serving import Peer, arriving, seat, serving
 from wire_peers import (
     DEALER_READY,
     MAX_FRAME_BYTES,
@@ -466,14 +466,13 @@ def test_a_row_in_flight_is_waited_for_by_so_many_requests_and_others_are_busy(
         monkeypatch.setattr(intake, name, 600.0)
     engine = FakeEngine()
     gate = Gate(engine)
-    with serving(endpoint, engine), Peer(endpoint) as peer:
+    with serving(endpoint, engine) as running, Peer(endpoint) as peer:
         opened, blocker = peer.hello().open(key="a"), peer.open(key="b")
         gate.shut()
         peer.send("step", **seat(blocker))
-        wait_until(lambda: bool(engine.launches.in_flight))
-        for _ in range(40):
-            peer.send("step", **seat(opened))
-        time.sleep(0.2)
+        with arriving(running, peer):
+            for _ in range(40):
+                peer.send("step", **seat(opened))
         gate.open()
         statuses = [peer.receive()[0]["status"] for _ in range(41)]
         assert (statuses.count("ok"), statuses.count("busy")) == (17, 24)
