@@ -60,13 +60,13 @@ class AsyncLink:
             await asyncio.sleep(RETRY_S)
 
     def reconnect(self, timeout_s: float) -> None:
-        """See Wire.reconnect. libzmq does it: raise what keeps it from that, and ask for another
-        attempt."""
+        """See Wire.reconnect. libzmq does it; what keeps it from that is raised once."""
         check_listener(self.endpoint)
         if self._watch is not None and (fault := self._watch.take_fault()) is not None:
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
             raise fault
+        self._wake_all()  # unless the loop has come to it
 
     def watch(self, info: DaemonInfo, session: str) -> None:
         """Keep to what the daemon has told; renew the session's lease, and notice when the

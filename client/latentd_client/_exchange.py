@@ -96,6 +96,10 @@ class Exchange:
         if pending.wake is not None:
             pending.wake()
 
+    def awaits(self, pending: Pending) -> bool:
+        """Whether the last reply to a request has not come and was not given up."""
+        return self._pending.get(pending.request_id) is pending
+
     def abandon(self, pending: Pending) -> None:
         """Stop waiting for a request; its replies will be skipped, but `on_late` is told of one,
         also of one that has come and was not taken."""

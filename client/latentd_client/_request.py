@@ -66,6 +66,11 @@ class Pending:
     wake: Callable[[], None] | None = None
     exchange: Exchange | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more replies may come of one that is kept, on the connection on which it went."""
+        return self.exchange is not None and self.exchange.awaits(self)
+
     def abandon(self) -> None:
         """Stop waiting for one that is kept: its last reply may never come. Again is harmless."""
         if self.exchange is not None:

@@ -106,6 +106,11 @@ class StreamReader:
         return self.call is not None and self.call.pending is not None
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether frames of that request may still come."""
+        return self.call is not None and self.call.pending is not None and self.call.pending.is_open
+
+    @property
     def is_at_hand(self) -> bool:
         """Whether the next step has come, or the end: neither needs the connection."""
         if self.is_cut or self.call is None or self.call.pending is None:

@@ -141,9 +141,9 @@ def _read(
     reader.is_cut = False
 
 
-def hang_up(calls: Calls, slot: BaseSlot) -> Script[None]:
-    """Tell the daemon that nobody reads the slot's stream any more; does not wait."""
-    reader = slot._reader
-    if reader is not None and reader.end is None and reader.is_sent:
+def hang_up(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
+    """Tell the daemon that nobody reads a stream any more; does not wait. One that goes on with
+    another reader, or was cut off with its connection and may still do so, is left alone."""
+    if slot._reader is reader and reader.end is None and reader.is_awaited:
         request = {"session": calls.session, "request": reader.pending.request_id}
         yield Call("cancel", request, expect=False)

@@ -83,7 +83,7 @@ class AsyncSlot(BaseSlot):
                 yield step
         finally:
             if reader.end is None:
-                await session.run_now(_streaming.hang_up(calls, self))
+                await session.run_now(_streaming.hang_up(calls, self, reader))
 
     async def _iterate_drafts(self, reader: DraftReader) -> AsyncGenerator[Step, None]:
         """The same of drafts that are verified."""

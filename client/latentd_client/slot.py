@@ -104,7 +104,7 @@ class Slot(BaseSlot):
                 yield step
         finally:
             if reader.end is None:
-                session.run_now(_streaming.hang_up(calls, self))
+                session.run_now(_streaming.hang_up(calls, self, reader))
 
     def _iterate_drafts(
         self, reader: DraftReader, timeout_s: float | None

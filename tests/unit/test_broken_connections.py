@@ -13,13 +13,14 @@ from gates import Gate, wait_until
 from latentd_client import (
     AsyncClient,
     Client,
+    ConnectionLost,
     DeadlineExceeded,
     RequestRejected,
     SessionLost,
     _link,
 )
 from latentd_client._wire import ZmqWire
-from lives import Lives
+from lives import Lives, continued
 from serving import serving
 
 if TYPE_CHECKING:
@@ -131,6 +132,36 @@ def test_an_asyncio_stream_is_read_to_its_end_too(endpoint: str) -> None:
 
     with serving(endpoint) as running:
         asyncio.run(main(running))
+
+
+def test_a_stream_whose_connection_broke_between_two_steps_goes_on_with_its_next_reader(
+    endpoint: str, connect: Callable[..., Any]
+) -> None:
+    with serving(endpoint) as running, connect(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        stream = slot.stream(40, credit=4)
+        tokens = [slot.token, next(stream).token]
+        wait_until(lambda: client.ping() > 0 and len(slot._reader.pending.replies) == 3)
+        break_it(running, client._session.link.losses)
+        with pytest.raises(ConnectionLost):
+            tokens += (step.token for step in stream)
+        tokens += (step.token for step in slot.resume_stream())
+        assert tokens == continued([1, 2, 3], 41)
+
+
+def test_who_has_read_a_stream_before_does_not_end_it_for_its_reader(
+    endpoint: str, connect: Callable[..., Any]
+) -> None:
+    with serving(endpoint), connect(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        before = slot.stream(40, credit=2)
+        tokens = [slot.token, next(before).token]
+        stream = slot.resume_stream(credit=2)
+        tokens.append(next(stream).token)
+        before.close()
+        del before
+        tokens += (step.token for step in stream)
+        assert tokens == continued([1, 2, 3], 41)
 
 
 def test_who_reads_a_stream_late_is_told_why_its_daemon_has_failed(endpoint: str) -> None:
