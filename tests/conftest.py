@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from dataclasses import replace
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from latentd.engine import Engine
+
+
+def pytest_configure() -> None:
+    """Property tests look at no clock: a busy machine may keep a thread waiting at any point."""
+    with contextlib.suppress(ImportError):  # it need not be there for the tests of a device
+        from hypothesis import HealthCheck, settings
+
+        checks = [HealthCheck.too_slow]
+        settings.register_profile("patient", deadline=None, suppress_health_check=checks)
+        settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

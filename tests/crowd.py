@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from latentd_client import Slot, Step
 
 CLIENTS, SLOTS, PAGES, MAX_CTX = 6, 4, 8, 320
-PATIENCE_S = 0.5
+PATIENCE_S = 1.0
 """Of a call: those who have slots may wait for each other."""
 GIVEN_UP = ("no_pages", "no_slot", "deadline", "cancelled", "busy", "context_full")
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dialling import dial
+from gates import PATIENCE_S
 from latentd_client.zmtp import GREETING, frame, ready
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ MAX_FRAME_BYTES, MAX_FRAMES = 4 << 20, 16
 
 
 def await_message(router: ZmtpRouter) -> Message:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if (received := router.receive()) is not None:
             return received
         router.sleep(100)
-    raise AssertionError("no message within 10 s")
+    raise AssertionError(f"no message within {PATIENCE_S} s")
 
 
 def run(router: ZmtpRouter, times: int = 20) -> list[Message]:
@@ -48,9 +49,9 @@ def run_awake(router: ZmtpRouter, times: int) -> list[Message]:
 def run_until(router: ZmtpRouter, holds: Callable[[], bool]) -> list[Message]:
     """The same until something holds, for what need not have arrived at once."""
     received = []
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < end, "it has not come to that within 10 s"
+        assert time.monotonic() < end, f"it has not come to that within {PATIENCE_S} s"
         router.sleep(10)
         received += run(router, 2)
     return received

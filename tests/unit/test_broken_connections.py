@@ -92,7 +92,7 @@ def test_a_task_keeps_to_its_time_while_another_one_mends_the_connection(endpoin
             slots = [await client.open([n]) for n in range(2)]
             gate.shut()
             held = asyncio.create_task(slots[0].step())
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(gate.await_launch)
             assert client._session.link is not None
             await asyncio.to_thread(break_it, running, client._session.link.losses)
             patient = asyncio.create_task(slots[1].step())

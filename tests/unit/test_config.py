@@ -76,7 +76,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(list(SETTINGS.values())), VALUES)
 def test_any_value_from_anywhere_is_taken_as_the_table_says_or_refused_by_name(
     row: Setting, value: object

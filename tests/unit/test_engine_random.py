@@ -25,7 +25,7 @@ OPERATIONS = st.lists(
     chunk=st.sampled_from([16, 64, 100]),
     cache=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_random_clients_get_the_tokens_of_their_own_prompts(
     operations: list[tuple[str, int, int]], pages: int, chunk: int, cache: bool
 ) -> None:
@@ -40,7 +40,7 @@ def test_random_clients_get_the_tokens_of_their_own_prompts(
 
 
 @given(operations=OPERATIONS, cache=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_updates_of_one_step_fit_the_ring(
     operations: list[tuple[str, int, int]], cache: bool
 ) -> None:

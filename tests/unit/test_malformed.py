@@ -211,7 +211,8 @@ ops = st.sampled_from(
 
 
 @settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     op=ops, header=st.dictionaries(names, junk, max_size=6), tail=st.lists(st.binary(), max_size=3)
@@ -227,7 +228,8 @@ def test_every_strange_request_gets_one_reply(
 
 
 @settings(
-    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
 def test_random_frames_get_a_reply(running: Running, frames: list[bytes]) -> None:

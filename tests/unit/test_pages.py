@@ -19,7 +19,7 @@ OPERATIONS = st.lists(
 
 
 @given(num_pages=st.integers(0, 12), operations=OPERATIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_operations_agree_with_a_dict(
     num_pages: int, operations: list[tuple[str, int]]
 ) -> None:

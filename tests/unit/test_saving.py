@@ -282,7 +282,7 @@ def test_a_session_that_nobody_reclaims_ends_with_lease_and_grace(
     before=OPERATIONS, after=OPERATIONS, pages=st.integers(8, 14), cache=st.booleans(),
     cache_after=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_clients_go_on_where_they_were(
     before: list[tuple[str, int, int]], after: list[tuple[str, int, int]], pages: int, cache: bool,
     cache_after: bool,

@@ -1,5 +1,7 @@
 """The serving process over a fake engine: a device fault, and what the service manager hears."""
 
+from __future__ import annotations
+
 import resource
 import signal
 import socket
@@ -99,14 +101,19 @@ class Manager:
             messages.append(self.socket.recv(4096).decode())
         return messages
 
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.socket.close()
+
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
-    manager = Manager(tmp_path)
-    yield manager
-    manager.process.kill()
-    manager.process.wait()
-    manager.socket.close()
+    with Manager(tmp_path) as manager:
+        yield manager
 
 
 def test_start_is_announced_step_by_step_and_the_watchdog_is_fed(manager: Manager) -> None:
@@ -148,12 +155,11 @@ def test_sigterm_while_loading_ends_cleanly_whatever_it_interrupts(
     tmp_path: Path, reaction: str
 ) -> None:
     script = SERVE.replace("\ndaemon =", INTERRUPTED.format(reaction=reaction).rstrip("\n"))
-    manager = Manager(tmp_path, script)
-    manager.wait_for("STATUS=loading")
-    manager.process.terminate()
-    manager.wait_for("STOPPING=1")
-    assert manager.process.wait(60) == 0
-    manager.socket.close()
+    with Manager(tmp_path, script) as manager:
+        manager.wait_for("STATUS=loading")
+        manager.process.terminate()
+        manager.wait_for("STOPPING=1")
+        assert manager.process.wait(60) == 0
 
 
 def test_a_server_begins_with_what_a_reload_has_changed_while_loading(tmp_path: Path) -> None:
@@ -180,28 +186,27 @@ daemon ="""
 
 def test_what_has_come_of_a_reload_is_told_until_the_next_one(tmp_path: Path) -> None:
     script = SERVE.replace("\ndaemon =", READ_AGAIN).replace("LifeOptions, No", "read_again, No")
-    manager = Manager(tmp_path, script)
-    manager.wait_for("READY=1")
-    with Control(manager.endpoint.replace(".sock", ".ctl")) as control:
+    with Manager(tmp_path, script) as manager:
+        manager.wait_for("READY=1")
+        with Control(manager.endpoint.replace(".sock", ".ctl")) as control:
 
-        def has_figures(failed: int, waiting: int) -> bool:
-            server = control.stats()["server"]
-            return (server["reload_failed"], server["restart_needed"]) == (failed, waiting)
+            def has_figures(failed: int, waiting: int) -> bool:
+                server = control.stats()["server"]
+                return (server["reload_failed"], server["restart_needed"]) == (failed, waiting)
 
-        for note, failed, waiting in (
-            ("; reload failed: it is nowhere", 1, 0),
-            ("; a restart is needed for max_slots, name", 0, 2),
-            ("; reload failed: bad", 1, 2),
-            ("", 0, 0),
-        ):
-            manager.process.send_signal(signal.SIGHUP)
-            *begun, ended = manager.wait_for("READY=1")
-            assert [text[:11] for text in begun if text != "WATCHDOG=1"] == ["RELOADING=1"]
-            assert ended == f"READY=1\nSTATUS=serving fake{note}"
-            wait_until(partial(has_figures, failed, waiting))
-    manager.process.terminate()
-    assert manager.process.wait(10) == 0
-    manager.socket.close()
+            for note, failed, waiting in (
+                ("; reload failed: it is nowhere", 1, 0),
+                ("; a restart is needed for max_slots, name", 0, 2),
+                ("; reload failed: bad", 1, 2),
+                ("", 0, 0),
+            ):
+                manager.process.send_signal(signal.SIGHUP)
+                *begun, ended = manager.wait_for("READY=1")
+                assert [text[:11] for text in begun if text != "WATCHDOG=1"] == ["RELOADING=1"]
+                assert ended == f"READY=1\nSTATUS=serving fake{note}"
+                wait_until(partial(has_figures, failed, waiting))
+        manager.process.terminate()
+        assert manager.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ZeroDivisionError("of the test")])

@@ -71,7 +71,7 @@ class Device:
 
 
 @given(num_pages_total=st.integers(3, 16), operations=OPERATIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_operations_keep_mirror_device_and_pool_in_step(
     num_pages_total: int, operations: list[tuple[str, int, int]]
 ) -> None:

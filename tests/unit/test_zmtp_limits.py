@@ -203,6 +203,7 @@ def test_a_message_that_does_not_go_on_ends_the_connection(where: str, router: Z
     idle = shaken(where, router)
     for sock, start in zip(stuck, starts, strict=True):
         sock.sendall(start)
+    run_until(router, lambda: sum(bool(one.unfinished) for one in router._peers.values()) == 4)
     pass_time(router, int(PROGRESS_S) - 1)
     assert len(router._peers) == 5
     pass_time(router, 3)
