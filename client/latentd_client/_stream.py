@@ -63,8 +63,8 @@ class StreamReader:
     the daemon as of the last frame.
 
     One that `is_cut` must be begun, or gone on with, before anything comes. `handed` steps were
-    given to the caller, `begun` of them before the request that runs now (-1: it resumes another
-    one's). `is_over`: the last of them ended what was `wanted`.
+    given to the caller, `begun` of them before the request that runs now (-1: nobody knows which);
+    it `follows` the reader that it resumes. `is_over`: the last of them ended what was `wanted`.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class StreamReader:
         self.is_cut = call is None
         self.is_over = False
         self.handed = self.begun = 0
+        self.follows: StreamReader | None = None
         self.ending = Ending(wanted.stop, wanted.sequences) if wanted is not None else Ending()
         self.context_len = 0
         self.ready: deque[Step] = deque()

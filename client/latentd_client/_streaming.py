@@ -44,7 +44,8 @@ def resume(
     reader = StreamReader(_window(calls, credit), None, wanted, timeout_s)
     if before is not None:
         reader.handed, reader.ending, reader.is_over = before.handed, before.ending, before.is_over
-    reader.begun = -1
+    reader.begun = -1 if before is None else before.begun
+    reader.follows = before
     return reader
 
 
@@ -88,7 +89,7 @@ def _begin(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
     if slot._opened_in is not calls.session:
         yield from reopen(calls, slot)
         slot.drop_reader()
-    elif slot._reader is not None and slot._reader is not reader and reader.begun >= 0:
+    elif slot._reader not in (None, reader, reader.follows):
         yield from settle(calls, slot)
     wanted = reader.wanted
     if is_new and wanted is None:
@@ -138,7 +139,7 @@ def _read(
         if before is not None and before is not reader:
             before.leave()  # its frames come to this one
     reader.take(reply)
-    reader.is_cut = False
+    reader.is_cut, reader.follows = False, None
 
 
 def hang_up(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:

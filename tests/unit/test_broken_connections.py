@@ -19,6 +19,7 @@ from latentd_client import (
     SessionLost,
     _link,
 )
+from latentd_client._request import Call
 from latentd_client._wire import ZmqWire
 from lives import Lives, continued
 from serving import serving
@@ -147,6 +148,27 @@ def test_a_stream_whose_connection_broke_between_two_steps_goes_on_with_its_next
             tokens += (step.token for step in stream)
         tokens += (step.token for step in slot.resume_stream())
         assert tokens == continued([1, 2, 3], 41)
+
+
+def test_a_stream_that_was_lost_before_it_began_is_not_taken_for_the_one_before_it(
+    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(call: Call) -> Any:
+        if call.op == "stream":
+            raise ConnectionLost("on its way")
+        return start(call)
+
+    with serving(endpoint), connect(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        tokens = [slot.token, *(step.token for step in slot.stream(5))]
+        exchange = client._session.link.exchange
+        start = exchange.start
+        monkeypatch.setattr(exchange, "start", lose)
+        with pytest.raises(ConnectionLost):
+            next(slot.stream(5))
+        monkeypatch.undo()
+        tokens += (step.token for step in slot.resume_stream())
+        assert tokens == continued([1, 2, 3], 11)
 
 
 def test_who_has_read_a_stream_before_does_not_end_it_for_its_reader(
