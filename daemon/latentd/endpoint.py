@@ -21,6 +21,11 @@ MAX_PATH_BYTES = 107
 """sun_path of a unix socket holds 108 bytes, the last is 0 (unix(7))."""
 REMEDY = "choose a place of your own with --endpoint or LATENTD_ENDPOINT"
 """What helps a user who has no rights where the daemon's socket usually lies."""
+PORT_REMEDY = (
+    "choose another address or port with --endpoint or LATENTD_ENDPOINT; the control socket is at "
+    "the next port, or where --control-endpoint says"
+)
+"""What helps where a port is taken, of which the user may never have heard."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,8 @@ class Binding:
                 self.endpoint = tcp_address.endpoint_of(self.socket)
         except OSError as error:
             self.release()
-            raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {REMEDY}") from None
+            remedy = REMEDY if endpoint.startswith("ipc://") else PORT_REMEDY
+            raise EndpointError(f"cannot bind {endpoint}: {error.strerror}; {remedy}") from None
         except BaseException:
             self.release()
             raise

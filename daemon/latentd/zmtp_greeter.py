@@ -58,4 +58,5 @@ class Greeter:
             kind = zmtp.socket_type(bytes(said[9 if said[0] & zmtp.LONG else 2 :]))
             self.is_done = kind in CLIENTS
             if not self.is_done:
-                self.fault = f"is a {kind[:20].decode('ascii', 'replace') or 'nameless'} socket"
+                name = kind[:20].decode("ascii", "replace") or "nameless"
+                self.fault = f"is a {name} socket; use a DEALER"

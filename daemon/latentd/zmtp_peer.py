@@ -147,7 +147,7 @@ class ZmtpPeer:
             self.fault = greeter.fault
             self.is_lost = True
             if greeter.is_greeted:
-                self._send(zmtp.error(f"{greeter.fault}; use a DEALER"))
+                self._send(zmtp.error(greeter.fault))
         return data
 
     def _obey(self, body: bytes) -> None:

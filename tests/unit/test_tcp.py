@@ -90,6 +90,14 @@ def test_a_second_daemon_on_the_port_is_refused_and_the_first_goes_on() -> None:
         assert client.open([1]).step().context_len == 2
 
 
+def test_a_port_that_the_control_socket_does_not_get_is_told_to_be_its() -> None:
+    with Binding(ANYWHERE).socket as taken:
+        port = int(taken.getsockname()[1])
+        options = ServerOptions(ANYWHERE, control_endpoint=f"tcp://127.0.0.1:{port}")
+        with pytest.raises(EndpointError, match=rf":{port}: Address .*control socket is at the ne"):
+            check_endpoints(options)
+
+
 @on_tcp
 def test_of_a_peer_nothing_is_known_and_what_is_sent_to_it_leaves_at_once(
     where: str, router: ZmtpRouter

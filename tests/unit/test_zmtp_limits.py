@@ -400,6 +400,14 @@ def test_when_descriptors_run_short_who_has_no_session_gives_way(
         sock.close()
 
 
+def test_a_peer_that_asks_for_another_mechanism_is_told_that_and_nothing_of_sockets(
+    where: str, router: ZmtpRouter
+) -> None:
+    sock = connect(where, router, GREETING.replace(b"NULL\0", b"CURVE"))
+    assert sock.recv(1000).endswith(zmtp.error("asks for the mechanism CURVE, not NULL"))
+    sock.close()
+
+
 def test_a_req_socket_is_refused_by_name_as_its_replies_would_lack_a_delimiter(
     where: str, router: ZmtpRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -410,7 +418,7 @@ def test_a_req_socket_is_refused_by_name_as_its_replies_would_lack_a_delimiter(
         assert is_closed(sock)
         sock.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "a connection was refused: the peer is a REQ socket"
+        "a connection was refused: the peer is a REQ socket; use a DEALER"
     ]
 
 
