@@ -7,15 +7,16 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from fakes import FakeEngine
 from gates import PATIENCE_S, Gate, slow_down
+from latentd import intake
 from latentd_client import AsyncClient, AsyncSlot, Client, ConnectionLost, DeadlineExceeded
-from serving import serving
+from serving import Running, num_unread, serving
 
 ASKS: dict[str, Callable[[Any, Any], Coroutine[Any, Any, Any]]] = {
     "step": lambda client, slot: slot.step(),
@@ -35,6 +36,14 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def arriving_from(running: Running) -> AsyncIterator[None]:
+    """While the daemon waits for a launch: a message that leaves within has arrived at its end."""
+    before = num_unread(running)
+    yield
+    await until(lambda: num_unread(running) > before)
 
 
 async def expect_working(client: AsyncClient, engine: FakeEngine) -> None:
@@ -461,29 +470,38 @@ def test_many_clients_in_threads_with_loops_of_their_own(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("ask", ["step", "rows", "verify"])
-def test_a_cancelled_call_that_waits_at_the_daemon_is_taken_back(endpoint: str, ask: str) -> None:
+def test_a_cancelled_call_that_waits_at_the_daemon_is_taken_back(
+    endpoint: str, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "TAKE_S", 600.0)  # all that is there is taken behind a launch
     engine = FakeEngine()
+    gate = Gate(engine)
     asks: dict[str, Callable[[AsyncClient, AsyncSlot], Coroutine[Any, Any, Any]]] = {
         "step": lambda client, slot: slot.step(),
         "rows": lambda client, slot: client.step([(slot, None)]),
         "verify": lambda client, slot: slot.verify([1] * 7),
     }
 
-    async def main() -> None:
+    async def main(running: Running) -> None:
         async with AsyncClient(endpoint) as client:
             slots = [await client.open([n]) for n in range(6)]
-            slow_down(engine, 0.2)
-            before = [asyncio.create_task(slot.verify([1] * 7)) for slot in slots[:5]]
-            await until(lambda: engine.launches.in_flight)
-            task = asyncio.create_task(asks[ask](client, slots[5]))  # it waits for a second:
-            await asyncio.sleep(0.05)  # each draft fills a launch
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            gate.shut()
+            before = [asyncio.create_task(slots[0].verify([1] * 7))]
+            await asyncio.to_thread(gate.await_launch)
+            for slot in slots[1:5]:  # each draft fills a launch
+                async with arriving_from(running):
+                    before.append(asyncio.create_task(slot.verify([1] * 7)))
+            async with arriving_from(running):
+                task = asyncio.create_task(asks[ask](client, slots[5]))
+            async with arriving_from(running):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            gate.open()
             await asyncio.gather(*before)
             assert (await client.stats())["failed"] == {"cancelled": 1}
             step = await slots[5].step()
             assert (step.context_len, step.replayed) == (2, False)
 
-    with serving(endpoint, engine):
-        asyncio.run(main())
+    with serving(endpoint, engine) as running:
+        asyncio.run(main(running))

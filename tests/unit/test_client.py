@@ -429,9 +429,12 @@ def test_a_last_reply_is_read_before_the_loss_of_the_connection(
 def test_a_last_reply_is_read_before_the_loss_of_an_async_connection(running: Running) -> None:
     async def main() -> None:
         async with AsyncClient(running.endpoint) as client:
+            gate = Gate(running.engine)  # type: ignore[arg-type]
             slot = await client.open([1])
+            gate.shut()
             task = asyncio.create_task(slot.step())
             await asyncio.sleep(0)
+            gate.open()
             link = client._session.link
             assert link is not None
             assert link.socket.poll(10_000)  # the reply has come, and the loop has not looked yet
