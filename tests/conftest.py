@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,16 @@ if TYPE_CHECKING:
     from latentd.engine import Engine
 
 
+FOR_TESTS = ("LATENTD_WHEEL", "LATENTD_TRANSCRIPT")
+"""The variables that the Makefile sets."""
+
+
 def pytest_configure() -> None:
-    """Property tests look at no clock: a busy machine may keep a thread waiting at any point."""
+    """The caller's settings and the width of his terminal are none of the tests' business. Property
+    tests look at no clock: a busy machine may keep a thread waiting at any point."""
+    for name in list(os.environ):
+        if name in ("COLUMNS", "LINES") or (name[:8] == "LATENTD_" and name not in FOR_TESTS):
+            del os.environ[name]
     with contextlib.suppress(ImportError):  # it need not be there for the tests of a device
         from hypothesis import HealthCheck, settings
 

@@ -23,14 +23,6 @@ from serving import serving
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings from the environment of the tests."""
-    for row in SETTINGS.values():
-        monkeypatch.delenv(row.variable, raising=False)
-    monkeypatch.delenv("LATENTD_CONFIG", raising=False)
-
-
 def test_the_page_and_the_example_are_what_the_table_in_the_code_gives() -> None:
     for path, text in settings_files.files().items():
         assert path.read_text() == text, f"{path.name} is stale: run `make settings`"
