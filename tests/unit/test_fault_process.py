@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_while_saving_is_exit_code_74(start: Start, folder: 
         lab.switch("disk-full", "1")
     with Client(lab.child.endpoint) as client:
         slot = client.open(PROMPT)
-        stream = slot.stream(1000, credit=1)
+        stream = slot.stream(3900, credit=1)
         next(stream)
         lab.child.process.send_signal(signal.SIGTERM)
         with pytest.raises(RequestRejected, match="draining"):
