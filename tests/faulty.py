@@ -75,7 +75,7 @@ class Switches:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write_state(writer, tensors)
 
-        server.LATE_WORDS_S = 2.0  # clients of a busy machine ask late
+        server.LAST_WORDS_S = 2.0  # clients of a busy machine ask late
         serve.start_engine = slow_start  # type: ignore[attr-defined]
         Writer.write_state = faulty_write  # type: ignore[assignment, method-assign]
 

@@ -24,6 +24,8 @@ SPARE_SHARE = 0.25
 engine nothing to do, and on new connections. With nothing in flight nobody waits for them."""
 REST_S = 0.001
 """How long a peer is not read whose messages have used that up."""
+LEAVING_S = 0.01
+"""Between two looks whether the last one has gone."""
 DECODING_S = 0.01
 """From the last launch until nobody is taken to decode any more."""
 
@@ -63,12 +65,14 @@ class Intake:
         self._decoding_until = end + DECODING_S
         self._spare_s = self._listener.router.spare_s = min(TAKE_S, SPARE_SHARE * (end - begin))
 
-    def say_last_words(self, seconds: float) -> None:
+    def say_last_words(self, seconds: float, to_newcomers: bool) -> None:
         """Tell those who still ask why they are refused: a client in the middle of its steps asks
-        again at once."""
+        again at once. Where nobody new is told, that is over when all have gone."""
         until = time.monotonic() + seconds
         self._work.is_draining = True
-        while time.monotonic() < until:
+        while (now := time.monotonic()) < until:
             with contextlib.suppress(Exception):  # nothing shall keep it from its end
                 self.take()
-            self._listener.wait(until)
+            if not to_newcomers and self._listener.is_alone():
+                return
+            self._listener.wait(min(until, now + LEAVING_S))

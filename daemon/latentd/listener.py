@@ -132,6 +132,10 @@ class Listener:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
             self._waker.send(b"x")
 
+    def is_alone(self) -> bool:
+        """Whether nobody is connected any more, as far as that can be told."""
+        return all(router.is_alone() for router in self._routers)
+
     def release(self) -> None:
         """Take the paths away: nobody new connects."""
         for binding in self._bindings:

@@ -52,6 +52,9 @@ class Router(Protocol):
     def who(self, peer: bytes) -> Credentials:
         """Who is on the other end, as far as that can be told."""
 
+    def is_alone(self) -> bool:
+        """Whether nobody is connected, as far as that can be told; on any thread."""
+
     def look(self) -> bool:
         """Whether `receive` may find something."""
 

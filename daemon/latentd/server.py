@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from latentd.engine_protocol import EngineProtocol
     from latentd.options import ServerOptions
 
-LAST_WORDS_S = 0.05
-"""From the last replies until the connections break, while there are clients: when libzmq sees the
-break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been asked for."""
-LATE_WORDS_S = 0.5
-"""The same for who may be slow to look: after a failure, which nobody could know of before, for
-clients that think between two steps and for who looks at the health now and then; and for who has
-asked for the drain."""
+LAST_WORDS_S = 0.5
+"""Longest time from the last replies until the connections break, while somebody is connected: when
+libzmq sees the break, a client's socket (ZMQ_IMMEDIATE) drops what it has received and not yet been
+asked for. Before it a failure is told for as long to whoever comes: nobody could know of it."""
+BEHIND_FAULT_S = 0.05
+"""The same when that was told."""
 FLUSH_MS = 300
 """Longest wait for the last replies to leave."""
 
@@ -72,7 +71,6 @@ class Server:
         self._on_tick = on_tick
         self._posts: deque[Callable[[], None]] = deque()
         self._stop_at: float | None = None
-        self._is_asked = False  # to drain, by somebody on the control socket
         self._gather = Gather(options.spin_us > 0)
         self._listener: Listener | None = None
         self._control: ControlThread | None = None
@@ -194,7 +192,7 @@ class Server:
         self._set_state("fault")
         self._work.fault = later, text
         housekeeping.refuse_all(self._work, RequestRejected(code, text))
-        self._intake.say_last_words(LATE_WORDS_S)
+        self._intake.say_last_words(LAST_WORDS_S, to_newcomers=True)
 
     def _set_state(self, state: str) -> None:
         """What health tells from now on."""
@@ -212,7 +210,6 @@ class Server:
     def _drain(self, drain_s: float | None, save_to: Path | None) -> None:
         if save_to is not None:
             self.save_to = save_to
-        self._is_asked = True
         self.stop(self.drain_s if drain_s is None else drain_s)
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -225,8 +222,8 @@ class Server:
         """Let the last replies leave, then take everything down."""
         listener.release()
         self._engine.on_long_wait(lambda: None)
-        if self._is_asked or len(self._work.sessions):
-            self._intake.say_last_words(LATE_WORDS_S if self._is_asked else LAST_WORDS_S)
+        seconds = LAST_WORDS_S if self._work.fault is None else BEHIND_FAULT_S
+        self._intake.say_last_words(seconds, to_newcomers=False)
         if self._control is not None:
             self._control.stop()
         listener.close(FLUSH_MS)

@@ -140,6 +140,10 @@ class ZmqRouter:
             return Sent.DEAD
         return Sent.YES
 
+    def is_alone(self) -> bool:
+        """See Router.is_alone: libzmq does not tell."""
+        return False
+
     def look(self) -> bool:
         """See Router.look."""
         if int(self._socket.getsockopt(EVENTS)) & POLLIN:

@@ -172,6 +172,10 @@ class ZmtpRouter:
         to = self._peers.get(peer)
         return UNKNOWN if to is None else to.who
 
+    def is_alone(self) -> bool:
+        """See Router.is_alone."""
+        return not self._peers
+
     def look(self) -> bool:
         """See Router.look."""
         if not self._events:

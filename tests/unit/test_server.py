@@ -302,7 +302,7 @@ def test_who_comes_in_the_half_second_after_a_failure_is_told_of_it(
     def fail() -> StepOutputs:
         raise error("lost")
 
-    monkeypatch.setattr("latentd.server.LATE_WORDS_S", 2.0)  # a busy machine asks late
+    monkeypatch.setattr("latentd.server.LAST_WORDS_S", 2.0)  # a busy machine asks late
     engine = FakeEngine()
     with serving(endpoint, engine) as running, Client(endpoint) as one, Client(endpoint) as two:
         slot, idle = one.open([1]), two.open([2])
@@ -417,7 +417,7 @@ def test_a_client_that_wakes_up_late_still_reads_the_last_words(
 def test_who_has_asked_for_the_drain_and_wakes_up_late_still_reads_the_answer(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("latentd.server.LATE_WORDS_S", 1.0)
+    monkeypatch.setattr("latentd.server.LAST_WORDS_S", 1.0)
     with (
         serving(endpoint) as running,
         Peer(running.server.control_endpoint, is_immediate=True) as peer,
@@ -427,6 +427,19 @@ def test_who_has_asked_for_the_drain_and_wakes_up_late_still_reads_the_answer(
         peer.send("drain", drain_s=0.0)
         time.sleep(0.3)
         assert peer.receive()[0]["status"] == "ok"
+        running.thread.join(60)
+        assert not running.thread.is_alive()
+
+
+def test_an_end_waits_for_nobody_when_all_have_gone(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentd.server.LAST_WORDS_S", 3600.0)
+    with serving(endpoint) as running:
+        with Client(endpoint) as client, Control(running.server.control_endpoint) as control:
+            client.open([1])
+            control.health()
+        running.server.stop(0)
         running.thread.join(60)
         assert not running.thread.is_alive()
 
