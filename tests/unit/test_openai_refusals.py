@@ -14,10 +14,12 @@ pytest.importorskip("starlette")
 
 from doors import door_before, openai_client  # noqa: E402
 from fakes import FakeEngine  # noqa: E402
+from latentd_client import Client  # noqa: E402
 from serving import serving  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -25,7 +27,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     endpoint = f"ipc://{tmp_path_factory.mktemp('d')}/d.sock"
-    with serving(endpoint, FakeEngine(max_ctx=100, pages=4)), door_before(endpoint) as url:
+    with serving(endpoint, FakeEngine(max_ctx=100)), door_before(endpoint) as url:
         yield url
 
 
@@ -134,9 +136,14 @@ def test_a_token_that_the_model_lacks_is_refused_by_the_daemon_streamed_or_not(u
         assert error["code"] == "invalid"
 
 
-def test_a_full_pool_is_a_rate_limit(url: str) -> None:
-    with openai_client(url) as client, pytest.raises(openai.RateLimitError) as caught:
-        client.completions.create(model="fake", prompt=["a" * 90, "b" * 90, "c" * 90])
+def test_a_full_pool_is_a_rate_limit(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    with (
+        serving(endpoint, FakeEngine(max_ctx=100, pages=2)), door_before(endpoint) as url,
+        Client(endpoint) as other, other.open([1] * 90),
+        openai_client(url) as client, pytest.raises(openai.RateLimitError) as caught,
+    ):  # fmt: skip
+        client.completions.create(model="fake", prompt="a" * 90)
     assert caught.value.code == "no_pages"
 
 
