@@ -29,16 +29,29 @@ def settle(calls: Calls, slot: BaseSlot) -> Script[None]:
     reader.ready.clear()
 
 
-def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[int]:
-    """The slot's true length once the stream has ended."""
-    if reader.end is None and reader.is_sent:
+def _cancel(calls: Calls, reader: StreamReader) -> Script[None]:
+    """Have the daemon end a stream, whichever of its requests has got there."""
+    if reader.is_sent:
         request = {"session": calls.session, "request": reader.pending.request_id}
         reply = yield Call("cancel", request)
         try:
             while reader.pending.replies or (reply.header.get("known") and not reader.end):
                 reader.take((yield reader.pending))
         except (RequestRejected, ConnectionLost):
-            pass  # its length is asked for below
+            pass  # its length is asked for
+        if reply.header.get("known"):
+            return
+    while reader.older:
+        reply = yield Call("cancel", {"session": calls.session, "request": reader.older[-1]})
+        reader.older.pop()  # not again, should the next reply be lost
+        if reply.header.get("known"):
+            return
+
+
+def _end_stream(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[int]:
+    """The slot's true length once the stream has ended."""
+    if reader.end is None:
+        yield from _cancel(calls, reader)
     if reader.end is not None:
         return reader.context_len
     while True:

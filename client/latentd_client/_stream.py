@@ -64,7 +64,9 @@ class StreamReader:
 
     One that `is_cut` must be begun, or gone on with, before anything comes. `handed` steps were
     given to the caller, `begun` of them before the request that runs now (-1: nobody knows which);
-    it `follows` the reader that it resumes. `is_over`: the last of them ended what was `wanted`.
+    it `follows` the reader that it resumes, and its `heir` is the one for which it is to end. Until
+    that request is answered, one of those whose ids are `older` may still have the stream.
+    `is_over`: the last step ended what was `wanted`.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class StreamReader:
         self.is_over = False
         self.handed = self.begun = 0
         self.follows: StreamReader | None = None
+        self.heir: StreamReader | None = None
+        self.older: list[int] = []
         self.ending = Ending(wanted.stop, wanted.sequences) if wanted is not None else Ending()
         self.context_len = 0
         self.ready: deque[Step] = deque()
@@ -105,6 +109,11 @@ class StreamReader:
     def is_sent(self) -> bool:
         """Whether a request is on its way, or was."""
         return self.call is not None and self.call.pending is not None
+
+    @property
+    def requests(self) -> list[int]:
+        """The ids of all that may have the stream."""
+        return [*self.older, self.pending.request_id] if self.is_sent else self.older
 
     @property
     def is_awaited(self) -> bool:

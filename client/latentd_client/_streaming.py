@@ -39,7 +39,8 @@ def resume(
     calls: Calls, slot: BaseSlot, credit: int | None, timeout_s: float | None
 ) -> StreamReader:
     """The reader of the rest of the slot's stream, behind the last step that its caller has got."""
-    before = slot._reader
+    running = slot._reader
+    before = running if running is None or running.heir is None else running.heir
     wanted = None if before is None else before.wanted
     reader = StreamReader(_window(calls, credit), None, wanted, timeout_s)
     if before is not None:
@@ -89,7 +90,8 @@ def _begin(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:
     if slot._opened_in is not calls.session:
         yield from reopen(calls, slot)
         slot.drop_reader()
-    elif slot._reader not in (None, reader, reader.follows):
+    elif slot._reader is not None and slot._reader not in (reader, reader.follows):
+        slot._reader.heir = reader
         yield from settle(calls, slot)
     wanted = reader.wanted
     if is_new and wanted is None:
@@ -129,7 +131,9 @@ def _read(
     """Send a request that is answered by frames, and take the first."""
     call = Call(op, {**fields, "credit": reader.window}, raw, reader.timeout_s, is_kept=True)
     before, slot._reader = slot._reader, reader
+    older = [] if before is None else before.requests
     reader.restart(call)
+    reader.older = older
     try:
         reply = yield call
     except RequestRejected:
@@ -139,7 +143,7 @@ def _read(
         if before is not None and before is not reader:
             before.leave()  # its frames come to this one
     reader.take(reply)
-    reader.is_cut, reader.follows = False, None
+    reader.is_cut, reader.follows, reader.older = False, None, []
 
 
 def hang_up(calls: Calls, slot: BaseSlot, reader: StreamReader) -> Script[None]:

@@ -175,6 +175,55 @@ def test_a_stream_that_was_lost_before_it_began_is_not_taken_for_the_one_before_
         assert tokens == continued([1, 2, 3], 11)
 
 
+def test_a_stream_whose_next_reader_was_lost_too_ends_with_the_next_call_on_its_slot(
+    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(call: Call) -> Any:
+        if call.op == "resume" and "slot" in call.fields:
+            raise ConnectionLost("on its way")
+        return start(call)
+
+    with serving(endpoint) as running, connect(endpoint, timeout_s=5.0) as client:
+        slot = client.open([1, 2, 3])
+        stream = slot.stream(40, credit=4)
+        tokens = [slot.token, next(stream).token]
+        wait_until(lambda: client.ping() > 0 and len(slot._reader.pending.replies) == 3)
+        break_it(running, client._session.link.losses)
+        with pytest.raises(ConnectionLost):
+            tokens += (step.token for step in stream)
+        exchange = client._session.link.exchange
+        start = exchange.start
+        monkeypatch.setattr(exchange, "start", lose)
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                next(slot.resume_stream())
+        monkeypatch.undo()
+        assert [*tokens, slot.step().token] == continued([1, 2, 3], len(tokens) + 1)
+
+
+def test_a_stream_that_was_lost_while_the_one_before_it_was_ended_is_the_one_that_is_resumed(
+    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(call: Call) -> Any:
+        if call.op == "cancel":
+            raise ConnectionLost("on its way")
+        return start(call)
+
+    with serving(endpoint), connect(endpoint) as client:
+        slot = client.open([1, 2, 3])
+        left = slot.stream(40, credit=2)
+        tokens = [slot.token, next(left).token]
+        exchange = client._session.link.exchange
+        start = exchange.start
+        monkeypatch.setattr(exchange, "start", lose)
+        with pytest.raises(ConnectionLost):
+            next(slot.stream(5))
+        monkeypatch.undo()
+        tokens += (step.token for step in slot.resume_stream())
+        assert tokens == continued([1, 2, 3], 7)
+        left.close()
+
+
 def test_who_has_read_a_stream_before_does_not_end_it_for_its_reader(
     endpoint: str, connect: Callable[..., Any]
 ) -> None:
