@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 def reread(args: argparse.Namespace, config: Config) -> LifeOptions:
     """Read the configuration of a running daemon again: the log level changes at once, what else
     may change is the caller's, and what may not is named. Raises ConfigError, EndpointError,
-    SnapshotError where nothing could be saved, or AccessError, also for what a restart would stop
-    at; then nothing has changed."""
+    SnapshotError where nothing could be saved, or AccessError, also where only a restart would need
+    what is wrong; then nothing has changed."""
     fresh = read_config(args)
     fresh.engine_options()
     check_forms(fresh.server_options())
