@@ -481,6 +481,7 @@ def test_clients_in_the_middle_of_their_steps_are_told_that_the_daemon_drains(
         threads = [threading.Thread(target=decode) for _ in range(5)]
         for thread in threads:
             thread.start()
+        wait_until(lambda: running.engine.slots.num_used == 5)
         with Control(running.server.control_endpoint) as control:
             wait_until(lambda: control.stats()["tokens"] > 100)
         running.stop(5.0)
