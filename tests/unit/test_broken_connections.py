@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -25,7 +27,7 @@ from lives import Lives, continued
 from serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from serving import Running
 
@@ -40,6 +42,21 @@ def break_it(running: Any, losses: Callable[[], int]) -> None:
         peer.socket.shutdown(2)
     while losses() == before:
         time.sleep(0)
+
+
+@contextlib.contextmanager
+def losing(client: Any, is_lost: Callable[[Call], bool]) -> Iterator[None]:
+    """The connection breaks whenever such a call is on its way."""
+    exchange = client._session.link.exchange
+    start = exchange.start
+
+    def lose(call: Call) -> Any:
+        if is_lost(call):
+            raise ConnectionLost("on its way")
+        return start(call)
+
+    with mock.patch.object(exchange, "start", lose):
+        yield
 
 
 def test_a_call_at_the_moment_of_a_break_goes_out_on_the_next_connection(endpoint: str) -> None:
@@ -155,34 +172,20 @@ def test_a_stream_whose_connection_broke_between_two_steps_goes_on_with_its_next
 
 
 def test_a_stream_that_was_lost_before_it_began_is_not_taken_for_the_one_before_it(
-    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    endpoint: str, connect: Callable[..., Any]
 ) -> None:
-    def lose(call: Call) -> Any:
-        if call.op == "stream":
-            raise ConnectionLost("on its way")
-        return start(call)
-
     with serving(endpoint), connect(endpoint) as client:
         slot = client.open([1, 2, 3])
         tokens = [slot.token, *(step.token for step in slot.stream(5))]
-        exchange = client._session.link.exchange
-        start = exchange.start
-        monkeypatch.setattr(exchange, "start", lose)
-        with pytest.raises(ConnectionLost):
+        with losing(client, lambda call: call.op == "stream"), pytest.raises(ConnectionLost):
             next(slot.stream(5))
-        monkeypatch.undo()
         tokens += (step.token for step in slot.resume_stream())
         assert tokens == continued([1, 2, 3], 11)
 
 
 def test_a_stream_whose_next_reader_was_lost_too_ends_with_the_next_call_on_its_slot(
-    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    endpoint: str, connect: Callable[..., Any]
 ) -> None:
-    def lose(call: Call) -> Any:
-        if call.op == "resume" and "slot" in call.fields:
-            raise ConnectionLost("on its way")
-        return start(call)
-
     with serving(endpoint) as running, connect(endpoint, timeout_s=5.0) as client:
         slot = client.open([1, 2, 3])
         stream = slot.stream(40, credit=4)
@@ -191,34 +194,22 @@ def test_a_stream_whose_next_reader_was_lost_too_ends_with_the_next_call_on_its_
         break_it(running, client._session.link.losses)
         with pytest.raises(ConnectionLost):
             tokens += (step.token for step in stream)
-        exchange = client._session.link.exchange
-        start = exchange.start
-        monkeypatch.setattr(exchange, "start", lose)
-        for _ in range(2):
-            with pytest.raises(ConnectionLost):
-                next(slot.resume_stream())
-        monkeypatch.undo()
+        with losing(client, lambda call: call.op == "resume" and "slot" in call.fields):
+            for _ in range(2):
+                with pytest.raises(ConnectionLost):
+                    next(slot.resume_stream())
         assert [*tokens, slot.step().token] == continued([1, 2, 3], len(tokens) + 1)
 
 
 def test_a_stream_that_was_lost_while_the_one_before_it_was_ended_is_the_one_that_is_resumed(
-    endpoint: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    endpoint: str, connect: Callable[..., Any]
 ) -> None:
-    def lose(call: Call) -> Any:
-        if call.op == "cancel":
-            raise ConnectionLost("on its way")
-        return start(call)
-
     with serving(endpoint), connect(endpoint) as client:
         slot = client.open([1, 2, 3])
         left = slot.stream(40, credit=2)
         tokens = [slot.token, next(left).token]
-        exchange = client._session.link.exchange
-        start = exchange.start
-        monkeypatch.setattr(exchange, "start", lose)
-        with pytest.raises(ConnectionLost):
+        with losing(client, lambda call: call.op == "cancel"), pytest.raises(ConnectionLost):
             next(slot.stream(5))
-        monkeypatch.undo()
         tokens += (step.token for step in slot.resume_stream())
         assert tokens == continued([1, 2, 3], 7)
         left.close()
