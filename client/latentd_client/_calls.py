@@ -1,7 +1,7 @@
 """What each call says and how its reply changes a slot, for both clients, without any waiting.
 
 A call is a generator (`Script`): it yields a `Call` to be sent, or a `Pending` whose next reply it
-wants, and is given the `Reply`, or seconds to wait; a client only moves the bytes.
+wants, and is given the `Reply`; or seconds to wait. A client only moves the bytes.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class StreamReader:
     @property
     def requests(self) -> list[int]:
         """The ids of all that may have the stream."""
-        return [*self.older, self.pending.request_id] if self.is_sent else self.older
+        return self.older + ([self.pending.request_id] if self.is_sent else [])
 
     @property
     def is_awaited(self) -> bool:

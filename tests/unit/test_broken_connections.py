@@ -44,6 +44,19 @@ def break_it(running: Any, losses: Callable[[], int]) -> None:
         time.sleep(0)
 
 
+def cut_off(running: Running, client: Any) -> tuple[Any, list[int]]:
+    """A slot whose stream has lost its connection, and its tokens from the first behind the prompt
+    1, 2, 3 on."""
+    slot = client.open([1, 2, 3])
+    stream = slot.stream(40, credit=4)
+    tokens = [slot.token, next(stream).token]
+    wait_until(lambda: client.ping() > 0 and len(slot._reader.pending.replies) == 3)
+    break_it(running, client._session.link.losses)
+    with pytest.raises(ConnectionLost):
+        tokens += (step.token for step in stream)
+    return slot, tokens
+
+
 @contextlib.contextmanager
 def losing(client: Any, is_lost: Callable[[Call], bool]) -> Iterator[None]:
     """The connection breaks whenever such a call is on its way."""
@@ -160,13 +173,7 @@ def test_a_stream_whose_connection_broke_between_two_steps_goes_on_with_its_next
     endpoint: str, connect: Callable[..., Any]
 ) -> None:
     with serving(endpoint) as running, connect(endpoint) as client:
-        slot = client.open([1, 2, 3])
-        stream = slot.stream(40, credit=4)
-        tokens = [slot.token, next(stream).token]
-        wait_until(lambda: client.ping() > 0 and len(slot._reader.pending.replies) == 3)
-        break_it(running, client._session.link.losses)
-        with pytest.raises(ConnectionLost):
-            tokens += (step.token for step in stream)
+        slot, tokens = cut_off(running, client)
         tokens += (step.token for step in slot.resume_stream())
         assert tokens == continued([1, 2, 3], 41)
 
@@ -187,13 +194,7 @@ def test_a_stream_whose_next_reader_was_lost_too_ends_with_the_next_call_on_its_
     endpoint: str, connect: Callable[..., Any]
 ) -> None:
     with serving(endpoint) as running, connect(endpoint, timeout_s=5.0) as client:
-        slot = client.open([1, 2, 3])
-        stream = slot.stream(40, credit=4)
-        tokens = [slot.token, next(stream).token]
-        wait_until(lambda: client.ping() > 0 and len(slot._reader.pending.replies) == 3)
-        break_it(running, client._session.link.losses)
-        with pytest.raises(ConnectionLost):
-            tokens += (step.token for step in stream)
+        slot, tokens = cut_off(running, client)
         with losing(client, lambda call: call.op == "resume" and "slot" in call.fields):
             for _ in range(2):
                 with pytest.raises(ConnectionLost):
